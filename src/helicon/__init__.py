@@ -1,0 +1,32 @@
+"""Helicon: train generative media models, and make things with them.
+
+Names are loaded when they are first used, so that `import helicon` stays light.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_home = {
+    "load": "helicon.registry",
+    "VQGanVAE": "helicon.models.muse.vqgan",
+    "VQGanVAETrainer": "helicon.models.muse.task",
+    "ImageDataset": "helicon.data.image",
+    "Network": "helicon.nn.network",
+    "Task": "helicon.engine.task",
+    "Trainer": "helicon.engine.trainer",
+    "TrainerOptions": "helicon.engine.options",
+}
+
+__all__ = [*_home, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _home:
+        raise AttributeError(f"module 'helicon' has no attribute {name!r}")
+    return getattr(importlib.import_module(_home[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

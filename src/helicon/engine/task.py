@@ -1,0 +1,100 @@
+"""The contract between a family of models and the loop: what a family implements, and nothing else.
+
+A `Task` says what is trained and how a batch becomes losses. The loop (trainer.py) does the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helicon.nn.network import Network
+
+Batch = dict[str, Any]  # tensors with the batch first, or lists of strings; lengths and masks stand beside what they describe
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A total to differentiate (or to report) and its named parts, all 0-d tensors; the parts carry no gradient."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step of one network. `loss` maps what `Task.forward` returned to the loss that only `network` descends."""
+
+    network: str
+    loss: Callable[[Any], Loss]
+
+
+class Task:
+    """What a family gives to the loop.
+
+    `networks` are parts of `model` (or `model` itself): trained, each with its own optimizer, and called through this mapping
+    alone (`self.networks["generator"](x)`), because the loop puts the distributed wrapper there. During an update the
+    other networks are frozen and unwrapped. Everything in `model` is saved; what is in `frozen` is moved to the device,
+    kept in evaluation mode, never optimised and never saved.
+    """
+
+    model: Network
+    networks: dict[str, nn.Module]
+    frozen: Mapping[str, nn.Module]
+    averaged: tuple[str, ...]  # the networks whose weights are averaged (EMA); all but adversaries
+    unit: str = "samples"  # what throughput counts
+
+    def __init__(
+        self,
+        model: Network,
+        networks: Mapping[str, nn.Module] | None = None,
+        frozen: Mapping[str, nn.Module] | None = None,
+        averaged: Sequence[str] | None = None,
+    ):
+        self.model = model
+        self.networks = dict(networks or {"model": model})
+        self.frozen = dict(frozen or {})
+        self.averaged = tuple(self.networks) if averaged is None else tuple(averaged)
+
+    def weight(self, batch: Batch) -> Tensor | float:
+        """How many items the mean loss of this batch is over (tokens, frames, faces): the weight of its gradient."""
+        return 1.0
+
+    def units(self, batch: Batch) -> int:
+        """How many units (`unit`) of throughput a batch counts; known without asking the device."""
+        first = next(iter(batch.values()))
+        return len(first)
+
+    def forward(self, batch: Batch) -> Any:
+        """Runs once per micro-batch; its result is shared by all updates of the step."""
+        raise NotImplementedError
+
+    def updates(self, step: int) -> Sequence[Update]:
+        """The updates of this step (counted from 0), in order."""
+        raise NotImplementedError
+
+    def validate(self, batch: Batch) -> Loss:
+        """The loss to watch, in evaluation mode and without gradients."""
+        raise NotImplementedError
+
+    def sample(self, batch: Batch, seed: int) -> Mapping[str, Any]:
+        """What to show of the model now, as {file name: PIL image, audio, ...}; called with the same batch each time."""
+        return {}
+
+    def flops(self, batch: Batch) -> float | None:
+        """Forward and backward floating-point operations of one batch, where the family knows them (for utilisation)."""
+        return None
+
+    def train_mode(self, training: bool) -> None:
+        """Networks into train or evaluation mode; frozen modules always stay in evaluation mode."""
+        for network in self.networks.values():
+            network.train(training)
+        for module in self.frozen.values():
+            module.eval()
+
+    def move_to(self, device: torch.device) -> None:
+        self.model.to(device)
+        for module in self.frozen.values():
+            module.to(device)

@@ -1,0 +1,282 @@
+"""What every network of Helicon is: a module that remembers how it was built, so that a folder alone rebuilds it.
+
+A saved network is `config.json` (class, version, constructor arguments) beside `model.safetensors`. An argument that is itself
+a network is a *stage*: it is never written twice into the weights, but stands in a folder of its own (`stages/<argument>`) or
+is referred to by path and hash. Nothing is unpickled, and no class outside the package is imported because a file says so.
+"""
+
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from huggingface_hub import ModelHubMixin
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import helicon
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+EMA_FILE = "ema.safetensors"
+STAGES_FOLDER = "stages"
+
+_named_callables: dict[str, Callable[..., Any]] = {}
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers a function, by its name, as a constructor argument that can be saved (a noise schedule, say)."""
+    _named_callables[function.__name__] = function
+    return function
+
+
+class Network(nn.Module, ModelHubMixin, library_name="helicon"):
+    """A module with `from_pretrained`, `save_pretrained` and `push_to_hub`, whose constructor arguments are recorded."""
+
+    unsaved_arguments: ClassVar[tuple[str, ...]] = ()  # modules a user lends (a perceptual backbone): used, never saved
+
+    arguments: dict[str, Any]
+    source: Path | None = None  # the folder this network was loaded from
+    source_sha256: str | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        network = super().__new__(cls)
+        network.__dict__["arguments"] = _bound_arguments(cls, args, kwargs)
+        return network
+
+    def config(self) -> dict[str, Any]:
+        """The json that rebuilds this network, its stages left as references by name."""
+        encoded = {
+            key: _encode(value, key, type(self).__name__)
+            for key, value in self.arguments.items()
+            if key not in self.unsaved_arguments
+        }
+        return {"class": class_path(type(self)), "helicon": helicon.__version__, "arguments": encoded}
+
+    def stages(self) -> dict[str, "Network"]:
+        """The networks this one was given, by argument name."""
+        return {key: value for key, value in self.arguments.items() if isinstance(value, Network)}
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The weights and buffers that belong to this network alone: no stages, no lent modules, tied tensors once."""
+        foreign = self._foreign_tensors()
+        seen: set[int] = set()
+        state = {}
+        for name, value in self.state_dict(keep_vars=True).items():
+            if id(value) in foreign or id(value) in seen:
+                continue
+            seen.add(id(value))
+            state[name] = value.detach()
+        return state
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `own_state`; names and shapes must match exactly."""
+        expected = self.own_state()
+        missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+        if missing or unexpected:
+            raise ValueError(
+                f"these weights are not of this {type(self).__name__}: "
+                f"missing {_some(missing)}, not expected {_some(unexpected)}; build it with the arguments it was saved with"
+            )
+        with torch.no_grad():
+            for name, value in expected.items():
+                if value.shape != state[name].shape:
+                    raise ValueError(
+                        f"{name} has shape {tuple(state[name].shape)} in the file and {tuple(value.shape)} in this "
+                        f"{type(self).__name__}; build it with the arguments it was saved with"
+                    )
+                value.copy_(state[name])
+
+    def _foreign_tensors(self) -> set[int]:
+        lent = [value for key, value in self.arguments.items() if key in self.unsaved_arguments]
+        modules = [value for value in [*self.stages().values(), *lent] if isinstance(value, nn.Module)]
+        return {id(value) for module in modules for value in module.state_dict(keep_vars=True).values()}
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        config = self.config()
+        config["stages"] = {}
+        for name, stage in self.stages().items():
+            folder = save_directory / STAGES_FOLDER / name
+            folder.mkdir(parents=True, exist_ok=True)
+            stage._save_pretrained(folder)
+            config["stages"][name] = stage_reference(folder, f"{STAGES_FOLDER}/{name}")
+        write_json(save_directory / CONFIG_FILE, config)
+        save_state(self.own_state(), save_directory / WEIGHTS_FILE)
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        **arguments: Any,
+    ) -> Self:
+        folder = Path(model_id)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(
+                snapshot_download(
+                    repo_id=model_id,
+                    revision=revision,
+                    cache_dir=cache_dir,
+                    force_download=force_download,
+                    local_files_only=local_files_only,
+                    token=token,
+                )
+            )
+        network = load_network(folder, **arguments)
+        if not isinstance(network, cls):
+            raise ValueError(f"{folder} holds a {type(network).__name__}, not a {cls.__name__}: load it with helicon.load")
+        return network
+
+
+def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Network:
+    """Rebuilds the network saved in `folder`, with the stages its config names; `arguments` replace constructor arguments."""
+    config = read_config(folder)
+    network_class = find_class(config["class"])
+    stages = {
+        name: _load_stage(folder, name, reference, network_class.__name__)
+        for name, reference in config.get("stages", {}).items()
+        if name not in arguments
+    }
+    decoded = {key: _decode(value, stages) for key, value in config["arguments"].items() if key not in arguments}
+    network = network_class(**decoded, **arguments)
+    network.load_own_state(load_state(folder / WEIGHTS_FILE))
+    if use_ema and (folder / EMA_FILE).exists():
+        averaged = load_state(folder / EMA_FILE)
+        network.load_own_state({**network.own_state(), **averaged})
+        logger.info("%s: using the averaged (EMA) weights", folder)
+    network.source, network.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
+    return network.eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no {CONFIG_FILE}: give a checkpoint folder or one made by save_pretrained")
+    try:
+        config = json.loads(path.read_text())
+        config["class"], config["arguments"]
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a configuration written by Helicon") from error
+    return config
+
+
+def stage_reference(folder: Path, path: str) -> dict[str, Any]:
+    """What a later stage records of an earlier one: where it is, the hash of its weights and its whole config."""
+    return {"path": path, "sha256": sha256(folder / WEIGHTS_FILE), "config": read_config(folder)}
+
+
+def class_path(network_class: type) -> str:
+    return f"{network_class.__module__}:{network_class.__qualname__}"
+
+
+def find_class(path: str) -> type[Network]:
+    """The class a config names: one of the package, or one of the user's that is already imported."""
+    module_name, _, name = path.partition(":")
+    if module_name.startswith("helicon."):
+        try:
+            importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"this version of Helicon ({helicon.__version__}) has no {path}") from error
+    found = getattr(sys.modules.get(module_name), name, None)
+    if not (isinstance(found, type) and issubclass(found, Network)):
+        raise ValueError(f"{path} is not a network known here: import the module that defines it before loading")
+    return found
+
+
+def save_state(state: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: value.detach().contiguous() for name, value in state.items()}, path, metadata={"format": "pt"})
+
+
+def load_state(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a safetensors file is no dict)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}); files of other formats are never unpickled") from error
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _load_stage(folder: Path, name: str, reference: Mapping[str, Any], owner: str) -> Network:
+    stage = (folder / reference["path"]).resolve()
+    if not (stage / WEIGHTS_FILE).exists():
+        raise FileNotFoundError(
+            f"{owner} in {folder} was trained on the {name} at {stage}, which is not there: put it back, or pass {name}=..."
+        )
+    if sha256(stage / WEIGHTS_FILE) != reference["sha256"]:
+        raise ValueError(
+            f"{owner} in {folder} was trained on another {name} than the one now at {stage}: put the old one back, or pass {name}=..."
+        )
+    return load_network(stage)
+
+
+def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Constructor arguments as given, by name. (Copying a network calls __new__ with none.)"""
+    if not args and not kwargs:
+        return {}
+    signature = inspect.signature(cls.__init__)
+    bound = dict(signature.bind(None, *args, **kwargs).arguments)
+    extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    bound.pop(next(iter(signature.parameters)))  # self
+    return bound | bound.pop(extra, {}) if extra else bound
+
+
+def _encode(value: Any, key: str, owner: str) -> Any:
+    if isinstance(value, Network):
+        return {"stage": key}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item, key, owner) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _encode(item, key, owner) for name, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    name = getattr(value, "__name__", None)
+    if name is not None and _named_callables.get(name) is value:
+        return {"callable": name}
+    raise ValueError(
+        f"{owner}({key}=...) cannot be saved: {type(value).__name__} is neither plain data, a Helicon network, "
+        f"nor a function registered with helicon.nn.network.named"
+    )
+
+
+def _decode(value: Any, stages: Mapping[str, Network]) -> Any:
+    if isinstance(value, dict) and value.keys() == {"stage"}:
+        return stages[value["stage"]]
+    if isinstance(value, dict) and value.keys() == {"callable"}:
+        if value["callable"] not in _named_callables:
+            raise ValueError(f"no function is registered as {value['callable']!r}: import the module that defines it")
+        return _named_callables[value["callable"]]
+    if isinstance(value, dict):
+        return {key: _decode(item, stages) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item, stages) for item in value]
+    return value
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "nothing") + more
