@@ -5,6 +5,7 @@ A `Task` says what is trained and how a batch becomes losses. The loop (trainer.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from helicon.nn.network import Network
 
-Batch = dict[str, Any]  # tensors with the batch first, or lists of strings; lengths and masks stand beside what they describe
+Batch = dict[
+    str, Any
+]  # tensors with the batch first, or lists of strings; lengths and masks stand beside what they describe
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Task:
     networks: dict[str, nn.Module]
     frozen: Mapping[str, nn.Module]
     averaged: tuple[str, ...]  # the networks whose weights are averaged (EMA); all but adversaries
+    compiled: tuple[str, ...]  # the networks that torch.compile may take, where the run compiles
     unit: str = "samples"  # what throughput counts
 
     def __init__(
@@ -57,6 +61,7 @@ class Task:
         self.networks = dict(networks or {"model": model})
         self.frozen = dict(frozen or {})
         self.averaged = tuple(self.networks) if averaged is None else tuple(averaged)
+        self.compiled = tuple(self.networks)
 
     def weight(self, batch: Batch) -> Tensor | float:
         """How many items the mean loss of this batch is over (tokens, frames, faces): the weight of its gradient."""
@@ -79,8 +84,13 @@ class Task:
         """The loss to watch, in evaluation mode and without gradients."""
         raise NotImplementedError
 
-    def sample(self, batch: Batch, seed: int) -> Mapping[str, Any]:
-        """What to show of the model now, as {file name: PIL image, audio, ...}; called with the same batch each time."""
+    def sample(self, batch: Batch, seed: int) -> Any:
+        """What the model makes of `batch` with the weights it has now; called with the same batch and seed each time."""
+        return None
+
+    def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
+        """Samples as files: name with its ending -> a function that writes it. `samples` holds what `sample` returned
+        with the online weights ("online") and, where there are some, with the averaged ones ("ema")."""
         return {}
 
     def flops(self, batch: Batch) -> float | None:

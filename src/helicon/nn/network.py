@@ -1,8 +1,9 @@
 """What every network of Helicon is: a module that remembers how it was built, so that a folder alone rebuilds it.
 
 A saved network is `config.json` (class, version, constructor arguments) beside `model.safetensors`. An argument that is itself
-a network is a *stage*: it is never written twice into the weights, but stands in a folder of its own (`stages/<argument>`) or
-is referred to by path and hash. Nothing is unpickled, and no class outside the package is imported because a file says so.
+a network is either a *part*, trained and saved with its owner (the class names those in `parts`), or a *stage*, trained
+before: never written twice into the weights, it stands in a folder of its own (`stages/<argument>`) or is referred to by
+path and hash. Nothing is unpickled, and no class outside the package is imported because a file says so.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -42,41 +43,56 @@ def named(function: Callable[..., Any]) -> Callable[..., Any]:
 class Network(nn.Module, ModelHubMixin, library_name="helicon"):
     """A module with `from_pretrained`, `save_pretrained` and `push_to_hub`, whose constructor arguments are recorded."""
 
+    parts: ClassVar[tuple[str, ...]] = ()  # networks among the arguments that are trained and saved with this one
     unsaved_arguments: ClassVar[tuple[str, ...]] = ()  # modules a user lends (a perceptual backbone): used, never saved
 
     arguments: dict[str, Any]
+    kind: type["Network"]  # the class as written; sharding gives a network a class of its own
     source: Path | None = None  # the folder this network was loaded from
     source_sha256: str | None = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         network = super().__new__(cls)
+        network.__dict__["kind"] = cls
         network.__dict__["arguments"] = _bound_arguments(cls, args, kwargs)
         return network
 
-    def config(self) -> dict[str, Any]:
-        """The json that rebuilds this network, its stages left as references by name."""
+    def config(self, prefix: str = "") -> dict[str, Any]:
+        """The json that rebuilds this network; stages stand in it as references by name."""
         encoded = {
-            key: _encode(value, key, type(self).__name__)
+            key: self._encoded(key, value, prefix)
             for key, value in self.arguments.items()
             if key not in self.unsaved_arguments
         }
-        return {"class": class_path(type(self)), "helicon": helicon.__version__, "arguments": encoded}
+        return {"class": class_path(self.kind), "helicon": helicon.__version__, "arguments": encoded}
 
-    def stages(self) -> dict[str, "Network"]:
-        """The networks this one was given, by argument name."""
-        return {key: value for key, value in self.arguments.items() if isinstance(value, Network)}
+    def _encoded(self, key: str, value: Any, prefix: str) -> Any:
+        if isinstance(value, Network):
+            return {"network": value.config(f"{prefix}{key}.")} if key in self.parts else {"stage": f"{prefix}{key}"}
+        return _encode(value, key, type(self).__name__)
+
+    def stages(self, prefix: str = "") -> dict[str, "Network"]:
+        """The networks this one stands on, by (dotted) argument name."""
+        found: dict[str, Network] = {}
+        for key, value in self.arguments.items():
+            if isinstance(value, Network) and key in self.parts:
+                found |= value.stages(f"{prefix}{key}.")
+            elif isinstance(value, Network):
+                found[f"{prefix}{key}"] = value
+        return found
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers that belong to this network: no stages, no lent modules, tied tensors once."""
+        seen = self._foreign_tensors()
+        own = {}
+        for name, value in self.state_dict(keep_vars=True).items():
+            if id(value) not in seen:
+                seen.add(id(value))
+                own[name] = value
+        return own
 
     def own_state(self) -> dict[str, Tensor]:
-        """The weights and buffers that belong to this network alone: no stages, no lent modules, tied tensors once."""
-        foreign = self._foreign_tensors()
-        seen: set[int] = set()
-        state = {}
-        for name, value in self.state_dict(keep_vars=True).items():
-            if id(value) in foreign or id(value) in seen:
-                continue
-            seen.add(id(value))
-            state[name] = value.detach()
-        return state
+        return {name: value.detach() for name, value in self.own_tensors().items()}
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `own_state`; names and shapes must match exactly."""
@@ -97,7 +113,7 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
                 value.copy_(state[name])
 
     def _foreign_tensors(self) -> set[int]:
-        lent = [value for key, value in self.arguments.items() if key in self.unsaved_arguments]
+        lent = [self.arguments.get(key) for key in self.unsaved_arguments]
         modules = [value for value in [*self.stages().values(), *lent] if isinstance(value, nn.Module)]
         return {id(value) for module in modules for value in module.state_dict(keep_vars=True).values()}
 
@@ -123,7 +139,7 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
         local_files_only: bool = False,
         token: str | bool | None = None,
         **arguments: Any,
-    ) -> Self:
+    ) -> Any:
         folder = Path(model_id)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
@@ -140,7 +156,9 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
             )
         network = load_network(folder, **arguments)
         if not isinstance(network, cls):
-            raise ValueError(f"{folder} holds a {type(network).__name__}, not a {cls.__name__}: load it with helicon.load")
+            raise ValueError(
+                f"{folder} holds a {type(network).__name__}, not a {cls.__name__}: load it with helicon.load"
+            )
         return network
 
 
@@ -167,7 +185,9 @@ def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Networ
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no {CONFIG_FILE}: give a checkpoint folder or one made by save_pretrained")
+        raise FileNotFoundError(
+            f"{folder} holds no {CONFIG_FILE}: give a checkpoint folder or one made by save_pretrained"
+        )
     try:
         config = json.loads(path.read_text())
         config["class"], config["arguments"]
@@ -208,7 +228,9 @@ def load_state(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a safetensors file is no dict)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error}); files of other formats are never unpickled") from error
+        raise ValueError(
+            f"{path} is damaged or not a safetensors file ({error}); files of other formats are never unpickled"
+        ) from error
 
 
 def sha256(path: Path) -> str:
@@ -237,7 +259,7 @@ def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str
     """Constructor arguments as given, by name. (Copying a network calls __new__ with none.)"""
     if not args and not kwargs:
         return {}
-    signature = inspect.signature(cls.__init__)
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     bound = dict(signature.bind(None, *args, **kwargs).arguments)
     extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     bound.pop(next(iter(signature.parameters)))  # self
@@ -245,8 +267,6 @@ def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str
 
 
 def _encode(value: Any, key: str, owner: str) -> Any:
-    if isinstance(value, Network):
-        return {"stage": key}
     if isinstance(value, (list, tuple)):
         return [_encode(item, key, owner) for item in value]
     if isinstance(value, Mapping):
@@ -265,6 +285,9 @@ def _encode(value: Any, key: str, owner: str) -> Any:
 def _decode(value: Any, stages: Mapping[str, Network]) -> Any:
     if isinstance(value, dict) and value.keys() == {"stage"}:
         return stages[value["stage"]]
+    if isinstance(value, dict) and value.keys() == {"network"}:
+        arguments = value["network"]["arguments"]
+        return find_class(value["network"]["class"])(**{key: _decode(item, stages) for key, item in arguments.items()})
     if isinstance(value, dict) and value.keys() == {"callable"}:
         if value["callable"] not in _named_callables:
             raise ValueError(f"no function is registered as {value['callable']!r}: import the module that defines it")

@@ -1,0 +1,213 @@
+"""Where a run runs: processes, device, precision, compilation, random states. The one place that knows Accelerate."""
+
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, InitProcessGroupKwargs
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from helicon.engine.options import TrainerOptions
+from helicon.engine.task import Batch
+
+logger = logging.getLogger(__name__)
+
+# Dense bf16 peak of known GPUs in FLOP/s, from the vendors' data sheets, for model FLOP utilisation.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "4090": 165e12,
+    "3090": 71e12,
+}
+
+
+class Runtime:
+    """The processes and the device of a run."""
+
+    def __init__(self, options: TrainerOptions):
+        self.accelerator = options.accelerator or _accelerator(options)
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
+        self.precision = _precision(options, self.device)
+        self.compiles = options.compile is True or (options.compile == "auto" and self.device.type == "cuda")
+        self.shards = options.shard
+        if self.shards and self.world_size == 1:
+            raise ValueError("shard=True needs several processes: start the run with torchrun, or leave it out")
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_local_main(self) -> bool:
+        return bool(self.accelerator.is_local_main_process)
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "no":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def wrap(self, network: nn.Module, compiled: bool) -> nn.Module:
+        """The network as the loop calls it: compiled in place, and synchronised or sharded over the processes."""
+        if compiled and self.compiles:
+            network.compile()
+        if self.shards:
+            for module in network.modules():
+                if isinstance(module, nn.ModuleList):
+                    for layer in module:
+                        fully_shard(layer)
+            return cast(nn.Module, fully_shard(network))
+        if not self.is_distributed:
+            return network
+        handler = self.accelerator.ddp_handler
+        chosen: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        # Buffers are not broadcast: those that must agree over ranks (codebooks) are made to agree where they change.
+        return DistributedDataParallel(
+            network, device_ids=device_ids, **{"broadcast_buffers": False, "gradient_as_bucket_view": True, **chosen}
+        )
+
+    @contextmanager
+    def without_sync(self, networks: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Inside, backward leaves the gradients on this process: for all micro-batches but the last."""
+        with ExitStack() as stack:
+            for network in networks.values():
+                if isinstance(network, DistributedDataParallel):
+                    stack.enter_context(network.no_sync())
+                elif self.shards:
+                    sharded = cast(FSDPModule, network)
+                    sharded.set_requires_gradient_sync(False)
+                    stack.callback(sharded.set_requires_gradient_sync, True)
+            yield
+
+    def to_device(self, batch: Batch) -> Batch:
+        return {key: _moved(value, self.device) for key, value in batch.items()}
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, on the device."""
+        if self.is_distributed:
+            dist.all_reduce(value)
+        return value
+
+    def any(self, flag: Tensor) -> Tensor:
+        """Whether the flag is set on any process."""
+        return self.sum(flag.float()) > 0 if self.is_distributed else flag
+
+    def gather(self, value: Any) -> list[Any]:
+        """A small python object of every process, in the order of ranks."""
+        if not self.is_distributed:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def peak_flops(self) -> float | None:
+        if self.device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self.device)
+        return next((flops for key, flops in PEAK_FLOPS.items() if key in name), None)
+
+
+def _accelerator(options: TrainerOptions) -> Accelerator:
+    kwargs = dict(options.accelerate_kwargs)
+    kwargs.pop("mixed_precision", None)  # the loop's own: see _precision
+    if kwargs.pop("split_batches", False):
+        raise ValueError("write split_batches=True as an option of the trainer, not in accelerate_kwargs")
+    handlers = list(kwargs.pop("kwargs_handlers", None) or [])
+    if not any(isinstance(handler, InitProcessGroupKwargs) for handler in handlers):
+        handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=options.init_process_group_timeout_seconds)))
+    trackers = [*options.trackers, *(["wandb"] if options.use_wandb_tracking else [])]
+    if trackers:
+        kwargs["log_with"] = trackers
+    if not torch.accelerator.is_available():
+        kwargs["cpu"] = True
+    return Accelerator(kwargs_handlers=handlers, **kwargs)
+
+
+def _precision(options: TrainerOptions, device: torch.device) -> str:
+    chosen = options.mixed_precision
+    if chosen == "auto":
+        asked = options.accelerate_kwargs.get("mixed_precision") or getattr(
+            options.accelerator, "mixed_precision", None
+        )
+        if asked in ("bf16", "fp16"):
+            chosen = asked
+        else:
+            chosen = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    if chosen == "fp16" and device.type == "cpu":
+        raise ValueError("mixed_precision='fp16' needs a GPU: use 'bf16' or 'no' on a CPU")
+    return chosen
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+        return [item.to(device, non_blocking=True) for item in value]
+    return value
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every global random generator of this process, as json."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def fixed_randomness(seed: int) -> Iterator[None]:
+    """Inside, every global generator starts from `seed`; after it, training's randomness goes on as if nothing had been drawn."""
+    state = random_state()
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

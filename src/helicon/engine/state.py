@@ -1,0 +1,258 @@
+"""The whole state of a trainer to a checkpoint and back, and the folder it lives in."""
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from helicon.data.loader import Loader, Position
+from helicon.engine import checkpoint
+from helicon.engine.checkpoint import CHECKPOINTS_FOLDER, RANDOM_FILE, STATE_FOLDER, TRAINER_FILE, Loaded, Snapshot
+from helicon.engine.runtime import Runtime, random_state, seed_everything, set_random_state
+from helicon.engine.shards import read_shards, write_shards
+from helicon.nn.network import CONFIG_FILE, EMA_FILE, STAGES_FOLDER, WEIGHTS_FILE, Network, class_path, stage_reference
+
+if TYPE_CHECKING:
+    from helicon.engine.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
+    """Makes the run's folder. One that holds something is never wiped or asked about, only refused."""
+    taken = folder.exists() and any(folder.iterdir())
+    runtime.wait()  # every process has looked before one of them writes
+    if taken and not resume and not clear:
+        raise FileExistsError(
+            f"{folder} already holds a run: continue it with resume=True, replace it with force_clear_prev_results=True, "
+            f"or choose another results_folder"
+        )
+    if runtime.is_main:
+        if taken and clear and not resume:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    runtime.wait()
+
+
+def newest_on_all(runtime: Runtime, run: Path) -> Path | None:
+    """The newest whole checkpoint, looked for by the main process alone so that all processes load the same one."""
+    found = checkpoint.newest_whole(run) if runtime.is_main else None
+    return runtime.gather(found)[0]
+
+
+def save_in_background(trainer: "Trainer") -> None:
+    snapshot = _capture(trainer, trainer.results_folder / CHECKPOINTS_FOLDER / checkpoint.folder_name(trainer.step))
+    if snapshot is not None:
+        trainer.writer.submit(snapshot, trainer.results_folder, trainer.options.keep_last)
+
+
+def save(trainer: "Trainer", folder: Path) -> None:
+    trainer.writer.wait()
+    snapshot = _capture(trainer, folder)
+    if snapshot is not None:
+        checkpoint.write(snapshot, folder)
+    trainer.wait()
+
+
+def _capture(trainer: "Trainer", folder: Path) -> Snapshot | None:
+    """A copy of everything in main memory, on the main process; the others only give their part."""
+    model, runtime = trainer.task.model, trainer.runtime
+    optimizers = {name: optimizer.state() for name, optimizer in trainer.optimizers.items()}
+    shards = None
+    if runtime.shards:
+        shards = _write_optimizer_shards(trainer, folder, optimizers)
+    own = model.own_tensors()
+    tensors: dict[str, dict[str, Tensor]] = {WEIGHTS_FILE: {name: _copied(value) for name, value in own.items()}}
+    if trainer.ema is not None:
+        averages = trainer.ema.by_identity()
+        tensors[EMA_FILE] = {name: _copied(averages[id(value)]) for name, value in own.items() if id(value) in averages}
+    randomness = runtime.gather(random_state())
+    if not runtime.is_main:
+        return None
+    if not runtime.shards:
+        for name, values in optimizers.items():
+            tensors[_optimizer_file(name)] = {key: _copied(value) for key, value in values.items()}
+    if trainer.scale is not None:
+        tensors[f"{STATE_FOLDER}/loss_scale.safetensors"] = {k: _copied(v) for k, v in trainer.scale.state().items()}
+    stages = {
+        name: _stage_reference(stage, name, trainer.results_folder, folder) for name, stage in model.stages().items()
+    }
+    documents = {
+        CONFIG_FILE: {**model.config(), "stages": stages},
+        TRAINER_FILE: _trainer_document(trainer),
+        RANDOM_FILE: randomness,
+    }
+    facts = {"class": class_path(model.kind), "lineage": stages, "valid_loss": trainer.valid_loss}
+    return Snapshot(trainer.step, tensors, documents, facts, shards)
+
+
+def _trainer_document(trainer: "Trainer") -> dict[str, Any]:
+    loader = trainer.train_loader
+    return {
+        "step": trainer.step,
+        "updates": {name: optimizer.schedule.step for name, optimizer in trainer.optimizers.items()},
+        "position": asdict(trainer.position),
+        "world_size": trainer.runtime.world_size,
+        "batch_size": trainer.batch_size,
+        "grad_accum_every": trainer.grad_accum_every,
+        "samples": len(trainer.dataset) if isinstance(loader, Loader) else None,
+        "loader": None if isinstance(loader, Loader) else _jsonable(loader.state),
+        "valid_loss": trainer.valid_loss,
+        "bad_steps": [float(trainer.bad_steps), float(trainer.bad_in_a_row)],
+        "tracker_run": trainer.trackers.run_id,
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    """A user's loader state, where it is plain data; otherwise its batches are skipped on resume instead."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        return None
+    return value
+
+
+def restore(trainer: "Trainer", path: Path) -> None:
+    """Puts a trainer into the state a checkpoint holds. Refused before anything is changed if it is another model's."""
+    loaded = Loaded.open(path)
+    mine, theirs = class_path(trainer.task.model.kind), loaded.document(CONFIG_FILE)["class"]
+    if mine != theirs:
+        raise ValueError(
+            f"{loaded.folder} is a checkpoint of {theirs.partition(':')[2]}, and this trainer trains a "
+            f"{mine.partition(':')[2]}: give it one of its own"
+        )
+    document = loaded.document(TRAINER_FILE)
+    own = trainer.task.model.own_tensors()
+    _check_shapes(loaded, own)
+    _fill(own, loaded.weights)
+    averaged = loaded.averaged
+    if trainer.ema is not None:
+        averages = trainer.ema.by_identity()
+        mine_averaged = {name: averages[id(value)] for name, value in own.items() if id(value) in averages}
+        _fill(mine_averaged, averaged if averaged is not None else loaded.weights)
+    for name, optimizer in trainer.optimizers.items():
+        optimizer.load_state(_optimizer_state(loaded, name), document["updates"][name])
+    if trainer.scale is not None and loaded.has(f"{STATE_FOLDER}/loss_scale.safetensors"):
+        trainer.scale.load_state(loaded.tensors(f"{STATE_FOLDER}/loss_scale.safetensors"))
+    trainer.step = document["step"]
+    trainer.valid_loss = document["valid_loss"]
+    trainer.bad_steps.fill_(document["bad_steps"][0])
+    trainer.bad_in_a_row = torch.full_like(trainer.bad_in_a_row, document["bad_steps"][1])
+    trainer.trackers.run_id = document["tracker_run"]
+    _restore_data(trainer, document)
+    _restore_randomness(trainer, loaded.document(RANDOM_FILE))
+
+
+def _restore_data(trainer: "Trainer", document: dict[str, Any]) -> None:
+    trainer.position = Position(**document["position"])
+    loader = trainer.train_loader
+    if not isinstance(loader, Loader):
+        if document["loader"] is not None:
+            loader.load_state(document["loader"])
+        return
+    if document["samples"] not in (None, len(trainer.dataset)):
+        logger.warning(
+            "the run was saved with %d training samples and there are %d now: the order from here on is another",
+            document["samples"],
+            len(trainer.dataset),
+        )
+    if document["world_size"] != trainer.runtime.world_size:
+        _keep_global_batch(trainer, document)
+
+
+def _keep_global_batch(trainer: "Trainer", document: dict[str, Any]) -> None:
+    """On another number of processes, accumulation (or else the local batch) changes so that a step sees the same samples."""
+    whole = document["batch_size"] * document["grad_accum_every"] * document["world_size"]
+    processes = trainer.runtime.world_size
+    if whole % (processes * trainer.batch_size) == 0:
+        trainer.grad_accum_every = whole // (processes * trainer.batch_size)
+    elif whole % (processes * trainer.grad_accum_every) == 0:
+        trainer.batch_size = whole // (processes * trainer.grad_accum_every)
+    else:
+        raise ValueError(
+            f"the run was saved with {whole} samples per step, which {processes} processes cannot share evenly: "
+            f"resume on a number of processes that divides {whole}"
+        )
+    trainer.train_loader = trainer.make_loader()
+
+
+def _restore_randomness(trainer: "Trainer", states: list[dict[str, Any]]) -> None:
+    rank = trainer.runtime.rank
+    if rank < len(states):
+        set_random_state(states[rank])
+    else:  # a process the saved run did not have
+        seed_everything((trainer.options.seed * 1_000_003 + rank) ^ (trainer.step * 7_919))
+
+
+def load_weights(model: Network, source: Network) -> None:
+    """Starts a network from the weights of another of its kind."""
+    if source.kind is not model.kind:
+        raise ValueError(f"init_from holds a {source.kind.__name__}, and this trainer trains a {model.kind.__name__}")
+    model.load_own_state(source.own_state())
+
+
+def _stage_reference(stage: Network, name: str, run: Path, folder: Path) -> dict[str, Any]:
+    """Where a later reader finds a stage: the folder it was loaded from, or else a copy saved once in the run."""
+    if stage.source is None or not (stage.source / WEIGHTS_FILE).exists():
+        home = run / STAGES_FOLDER / name
+        stage.save_pretrained(home)
+        stage.source = home.resolve()
+    return stage_reference(stage.source, os.path.relpath(stage.source, folder.resolve()))
+
+
+def _write_optimizer_shards(trainer: "Trainer", folder: Path, optimizers: dict[str, dict[str, Tensor]]) -> Path:
+    trainer.writer.wait()
+    shards = folder.with_name(f".{folder.name}.shards")
+    if trainer.is_main:
+        shutil.rmtree(shards, ignore_errors=True)
+        shards.mkdir(parents=True)
+    trainer.wait()
+    flat = {f"{network}:{key}": value for network, values in optimizers.items() for key, value in values.items()}
+    write_shards(shards, flat, trainer.runtime.rank)
+    trainer.wait()
+    return shards
+
+
+def _optimizer_state(loaded: Loaded, name: str) -> dict[str, Tensor]:
+    if loaded.has(_optimizer_file(name)):
+        return loaded.tensors(_optimizer_file(name))
+    shards = loaded.folder / STATE_FOLDER / "shards"
+    if not shards.is_dir():
+        return {}  # saved before this network's first update
+    return {key.partition(":")[2]: value for key, value in read_shards(shards).items() if key.startswith(f"{name}:")}
+
+
+def _optimizer_file(name: str) -> str:
+    return f"{STATE_FOLDER}/optimizer-{name}.safetensors"
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy in main memory that training cannot change any more; whole, where the tensor is sharded."""
+    value = value.detach()
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.to("cpu", copy=True)
+
+
+def _check_shapes(loaded: Loaded, own: dict[str, Tensor]) -> None:
+    weights = loaded.weights
+    odd = sorted(weights.keys() ^ own.keys()) or [name for name in own if own[name].shape != weights[name].shape]
+    if odd:
+        raise ValueError(
+            f"{loaded.folder} holds a model of other sizes than this one ({odd[0]} differs): build the model with the arguments in its {CONFIG_FILE}"
+        )
+
+
+@torch.no_grad()
+def _fill(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, target in targets.items():
+        value = values[name].to(target.device)
+        if isinstance(target, DTensor):
+            value = distribute_tensor(value, target.device_mesh, target.placements)
+        target.copy_(value)

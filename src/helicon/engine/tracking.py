@@ -1,0 +1,152 @@
+"""What a run says while it goes: the console, metrics.jsonl, TensorBoard and any Accelerate tracker."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+SHOWN = ("loss", "valid_loss")  # on the progress line, before throughput
+
+
+class Reporter:
+    """Reports of the main process; on every other process it says nothing."""
+
+    def __init__(self, run: Path, title: str, unit: str, total_steps: int, active: bool, tensorboard: bool):
+        self.run, self.title, self.unit, self.total_steps, self.active = run, title, unit, total_steps, active
+        self.console = Console(quiet=not active, highlight=False)
+        self._wants_tensorboard = tensorboard and active
+        self._tensorboard: Any = None
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._latest: dict[str, float] = {}
+
+    def start(self, step: int) -> None:
+        """Opens the reports at `step`: what an interrupted run logged after it is taken back, since it will be logged again."""
+        if not self.active:
+            return
+        _drop_lines_after(self.run / METRICS_FILE, step)
+        if self._wants_tensorboard and self._tensorboard is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(str(self.run / "tensorboard"), purge_step=step + 1)
+        if self.console.is_terminal:
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[status]}"),
+            ]
+            self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
+            self._task = self._progress.add_task(self.title, total=self.total_steps, completed=step, status="")
+            self._progress.start()
+
+    def advance(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One line of numbers, everywhere."""
+        if not self.active:
+            return
+        self._latest |= values
+        with (self.run / METRICS_FILE).open("a") as file:
+            file.write(json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}}) + "\n")
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, step)
+        status = self._status()
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, status=status)
+        else:
+            self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True)
+
+    def _status(self) -> str:
+        known = self._latest
+        parts = [f"{name.replace('_', ' ')} {known[name]:.4g}" for name in SHOWN if name in known]
+        rate = f"{self.unit}_per_second"
+        if rate in known:
+            parts.append(f"{known[rate]:,.0f} {self.unit}/s")
+        if known.get("skipped_steps"):
+            parts.append(f"{known['skipped_steps']:.0f} steps skipped")
+        return "  ".join(parts)
+
+    def say(self, message: str) -> None:
+        self.console.print(message, soft_wrap=True, markup=False)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+class Trackers:
+    """The trackers of an Accelerator, if it has any: started once, told the hyper-parameters, ended also when training raises."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.wanted = bool(accelerator.log_with)
+        self.started = False
+        self.run_id: str | None = None
+
+    def start(self, project: str, hyper_parameters: Mapping[str, Any], run: str | None = None) -> None:
+        if not self.wanted or self.started:
+            return
+        wandb = {key: value for key, value in (("name", run), ("id", self.run_id)) if value is not None}
+        if self.run_id is not None:
+            wandb["resume"] = "allow"
+        self.accelerator.init_trackers(
+            project, config=dict(hyper_parameters), init_kwargs={"wandb": wandb} if wandb else {}
+        )
+        self.started = True
+        for tracker in self.accelerator.trackers:
+            if tracker.name == "wandb" and self.accelerator.is_main_process:
+                self.run_id = tracker.run.id
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self.started:
+            self.accelerator.log(dict(values), step=step)
+
+    def end(self) -> None:
+        """`Accelerator.end_training` would also destroy the process group; the trackers alone are finished here."""
+        if self.started:
+            self.started = False
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+            self.accelerator.trackers = []
+
+
+def plain_hyper_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters as every tracker can store them."""
+    return {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in values.items() if v is not None}
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError):
+            logger.warning("%s: an unfinished line of the interrupted run was dropped", path)
+    temporary = path.with_suffix(".writing")
+    temporary.write_text("".join(f"{line}\n" for line in kept))
+    temporary.replace(path)
+
+
+def _plain(value: float) -> float | str:
+    """json has no NaN: written as text, so that every reader of the file survives it."""
+    return value if math.isfinite(value) else str(value)

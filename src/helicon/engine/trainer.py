@@ -1,0 +1,601 @@
+"""The loop. One for every family: a Task says what a batch becomes; everything else about training is here.
+
+micro-batches -> shared forward -> losses -> backward -> clip -> step -> average -> log / validate / sample / save
+"""
+
+import inspect
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, asdict, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from helicon.data.foreign import ForeignLoader
+from helicon.data.loader import Loader, Position
+from helicon.data.split import split
+from helicon.engine import state
+from helicon.engine.checkpoint import BackgroundWriter, resolve
+from helicon.engine.ema import EMA
+from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
+from helicon.engine.options import TrainerOptions
+from helicon.engine.runtime import Runtime, fixed_randomness, seed_everything
+from helicon.engine.task import Batch, Task
+from helicon.engine.tracking import Reporter, Trackers, plain_hyper_parameters
+from helicon.nn.network import Network, load_network
+
+logger = logging.getLogger(__name__)
+
+Logs = dict[str, Tensor]
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or the gradients were not finite for too many steps in a row."""
+
+
+class Trainer:
+    """Trains a Task. Families derive from it and change `name`, `defaults` and how their data is found."""
+
+    name: ClassVar[str] = "run"  # runs/<name> is the default folder
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of TrainerOptions
+
+    def __init_subclass__(cls) -> None:
+        """The signature a user (and the recipe checker) sees: the class's own keywords and every option of the loop."""
+        own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
+        taken = {p.name for p in own}
+        options = [
+            _option_parameter(entry, cls.defaults) for entry in fields(TrainerOptions) if entry.name not in taken
+        ]
+        cls.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        dataset: Any = None,
+        val_dataset: Any = None,
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        **options: Any,
+    ):
+        self.task = task
+        self.options = TrainerOptions.from_keywords(options, self.defaults, type(self).__name__)
+        self.runtime = Runtime(self.options)
+        if self.options.shard and len(task.networks) > 1:
+            raise ValueError(
+                f"shard=True trains one network, and {type(task).__name__} has {' and '.join(task.networks)}: leave it out"
+            )
+        self.results_folder = self._claim_folder()
+        self._set_data(dataset, val_dataset, train_dataloader, val_dataloader, collate)
+
+        if self.options.init_from is not None:
+            state.load_weights(task.model, load_network(resolve(Path(self.options.init_from))))
+        task.move_to(self.device)
+        for module in task.frozen.values():
+            module.requires_grad_(False).eval()
+        self.raw = dict(task.networks)
+        self.wrapped = {name: self.runtime.wrap(network, name in task.compiled) for name, network in self.raw.items()}
+        self._trainable = {name: [p for p in n.parameters() if p.requires_grad] for name, n in self.raw.items()}
+        first = next(iter(self.raw))
+        self.optimizers = {
+            name: NetworkOptimizer(
+                network, OptimizerSettings.of(self.options, name == first), self.options.num_train_steps
+            )
+            for name, network in self.raw.items()
+        }
+        self.ema = self._averaged()
+        self.scale = LossScale(self.device) if self.runtime.precision == "fp16" else None
+
+        self.step = 0
+        self.position = Position()
+        self.valid_loss: float | None = None
+        self.bad_steps = torch.zeros((), device=self.device)
+        self.bad_in_a_row = torch.zeros((), device=self.device)
+        self.reporter = Reporter(
+            self.results_folder,
+            self.name,
+            task.unit,
+            self.options.num_train_steps,
+            self.is_main,
+            self.options.tensorboard,
+        )
+        self.trackers = Trackers(self.runtime.accelerator)
+        self.writer = BackgroundWriter()
+        self._saved_step: int | None = None
+        self._batches: Iterator[list[Batch]] | None = None
+        self._sample_batch: Batch | None = None
+        self._inside_session = False
+        self._signal: int | None = None
+        self._clock = _Clock()
+        seed_everything(self.options.seed * 1_000_003 + self.runtime.rank)
+        if self.options.resume:
+            self._resume()
+
+    # ------------------------------------------------------------------ the loop
+
+    def train(self, log_fn: Callable[[Logs], Any] | None = None) -> None:
+        """Trains to `num_train_steps`, from wherever the run stands; `log_fn` gets each step's named tensors."""
+        self.trackers.start(self.name, self._hyper_parameters())
+        with self._session():
+            while self.step < self.options.num_train_steps:
+                logs = self.train_step()
+                if log_fn is not None:
+                    log_fn(logs)
+            self._save_once()
+            self.writer.finish()
+        self.print(f"{self.name}: {self.step} steps done; the run is in {self.results_folder}")
+
+    __call__ = train
+
+    def train_step(self) -> Logs:
+        """One optimizer step, and what is due after it. Returns named 0-d tensors (on the device: reading one waits)."""
+        with nullcontext() if self._inside_session else self._mode(True):
+            with self._clock.waiting_for_data():
+                micro = [self.runtime.to_device(batch) for batch in self._next_batches()]
+            logs = self._optimize(micro)
+            self.step += 1
+            self.position = self.train_loader.after(self.position)
+            if self.ema is not None:
+                self.ema.update(self.step)
+            self._clock.count(
+                sum(self.task.units(batch) for batch in micro), sum(self.task.flops(b) or 0.0 for b in micro)
+            )
+            self._do_what_is_due(logs)
+        return logs
+
+    def _optimize(self, micro: Sequence[Batch]) -> Logs:
+        """Accumulates the gradients of every update over the micro-batches, then steps each network."""
+        updates = self.task.updates(self.step)
+        active = {update.network: self.wrapped[update.network] for update in updates}
+        first = next(iter(self.raw))
+        logs: Logs = {}
+        for index, (batch, share) in enumerate(zip(micro, self._shares(micro), strict=True)):
+            is_last = index == len(micro) - 1
+            with nullcontext() if is_last else self.runtime.without_sync(active):
+                with self._calling(active), self.runtime.autocast():
+                    outputs = self.task.forward(batch)
+                for update in updates:
+                    with self._only(update.network):
+                        with self.runtime.autocast():
+                            loss = update.loss(outputs)
+                        total = loss.total * share
+                        (total if self.scale is None else total * self.scale.value).backward()
+                    name = "loss" if update.network == first else f"{update.network}_loss"
+                    for key, value in {name: total, **{k: v * share for k, v in loss.parts.items()}}.items():
+                        logs[key] = logs[key] + value.detach() if key in logs else value.detach()
+        bad = self.runtime.any(~torch.isfinite(torch.stack([v for k, v in logs.items() if k.endswith("loss")]).sum()))
+        for update in updates:
+            optimizer, prefix = self.optimizers[update.network], "" if update.network == first else f"{update.network}_"
+            logs[f"{prefix}lr"] = torch.tensor(optimizer.schedule.lr)
+            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)
+            logs[f"{prefix}grad_norm"] = norm
+            bad = bad | bad_here
+        if self.scale is not None:
+            self.scale.update(bad)
+        self.bad_steps += bad
+        self.bad_in_a_row = torch.where(bad, self.bad_in_a_row + 1, 0.0)
+        return logs
+
+    def _shares(self, micro: Sequence[Batch]) -> list[Tensor | float]:
+        """The part of each micro-batch in the step's loss: its weight over the mean weight of all micro-batches and ranks.
+
+        Gradients are averaged over ranks, so this makes the step that of the concatenated batch, whatever the counts.
+        """
+        if type(self.task).weight is Task.weight:
+            return [1.0 / len(micro)] * len(micro)
+        weights = [torch.as_tensor(self.task.weight(batch), dtype=torch.float32, device=self.device) for batch in micro]
+        whole = self.runtime.sum(torch.stack(weights).sum()) / self.runtime.world_size
+        return [weight / whole for weight in weights]
+
+    def _do_what_is_due(self, logs: Logs) -> None:
+        options, step = self.options, self.step
+        is_last = step == options.num_train_steps
+        due = lambda every: step % every == 0 or is_last
+        self.reporter.advance(step)
+        logs_now = due(options.log_every)
+        if logs_now:
+            self._report(logs)
+        with self._clock.paused():
+            if self.valid_loader is not None and due(options.val_every or options.save_results_every):
+                self.log(**self.validate())
+            if due(options.save_results_every):
+                self._write_samples()
+            if due(options.save_model_every):
+                self._save_once()
+        # Processes see a signal at different moments: they agree on it when they synchronise anyway.
+        if logs_now or not self.runtime.is_distributed:
+            self._stop_if_asked()
+
+    # ------------------------------------------------------------------ who is trained, and in which mode
+
+    @contextmanager
+    def _calling(self, active: Mapping[str, nn.Module]) -> Iterator[None]:
+        """The task's `networks` are the wrapped ones for those in `active`, and the bare ones otherwise."""
+        self.task.networks.update(active)
+        try:
+            yield
+        finally:
+            self.task.networks.update(self.raw)
+
+    @contextmanager
+    def _only(self, name: str) -> Iterator[None]:
+        """Only this network is trainable; the others pass gradients through without keeping any."""
+        others = [p for other, parameters in self._trainable.items() if other != name for p in parameters]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            with self._calling({name: self.wrapped[name]}):
+                yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    @contextmanager
+    def _mode(self, training: bool) -> Iterator[None]:
+        """Train or evaluation mode inside; after it every module has the mode it had."""
+        roots = [*self.raw.values(), *self.task.frozen.values()]
+        before = [(module, module.training) for root in roots for module in root.modules()]
+        self.task.train_mode(training)
+        try:
+            yield
+        finally:
+            for module, was_training in before:
+                module.training = was_training
+
+    @contextmanager
+    def inference(self, seed: int | None = None) -> Iterator[None]:
+        """Evaluation mode, no gradients, the averaged weights where there are some, and (with a seed) fixed randomness."""
+        averaged = self.ema.swapped_in() if self.ema is not None else nullcontext()
+        fixed = fixed_randomness(seed) if seed is not None else nullcontext()
+        with self._mode(False), torch.no_grad(), averaged, fixed, self.runtime.autocast():
+            yield
+
+    # ------------------------------------------------------------------ looking
+
+    def validate(self) -> dict[str, float]:
+        """The validation losses of the averaged (or else the online) weights on the fixed validation batches, over all ranks."""
+        if self.valid_loader is None:
+            raise ValueError("there is no validation set: give val_dataset, or valid_frac > 0")
+        names: list[str] = []
+        sums: Tensor | None = None
+        with self.inference(seed=self.options.seed):
+            for batch in self.valid_loader.validation(self.options.val_num_batches):
+                batch = self.runtime.to_device(batch)
+                weight = torch.as_tensor(self._items(batch), dtype=torch.float64, device="cpu")
+                loss = self.task.validate(batch)
+                names = ["valid_loss", *(f"valid_{name}" for name in loss.parts)]
+                values = torch.stack([loss.total, *loss.parts.values()]).double().cpu()
+                weighted = torch.cat([values * weight, weight.reshape(1)])
+                sums = weighted if sums is None else sums + weighted
+        shares = [
+            share for share in self.runtime.gather((names, sums.tolist() if sums is not None else [])) if share[0]
+        ]
+        if not shares:
+            raise ValueError("the validation set gave no batch on any process")
+        totals = [sum(column) for column in zip(*(values for _, values in shares), strict=True)]
+        result = {name: total / totals[-1] for name, total in zip(shares[0][0], totals, strict=False)}
+        self.valid_loss = result["valid_loss"]
+        return result
+
+    def _items(self, batch: Batch) -> Tensor | float:
+        """What a validation batch counts: the last one may be smaller than the others."""
+        return float(self.task.units(batch)) if type(self.task).weight is Task.weight else self.task.weight(batch)
+
+    def _write_samples(self) -> None:
+        """Samples of the same inputs and seed at each time, written by the main process."""
+        if not (self.is_main or self.runtime.shards):
+            return
+        if self._sample_batch is None:
+            loader = self.valid_loader or self.train_loader
+            self._sample_batch = self.runtime.to_device(next(iter(loader.validation(1))))
+        samples = {}
+        with self._mode(False), torch.no_grad(), self.runtime.autocast():
+            with fixed_randomness(self.options.seed):
+                samples["online"] = self.task.sample(self._sample_batch, self.options.seed)
+            if self.ema is not None:
+                with self.ema.swapped_in(), fixed_randomness(self.options.seed):
+                    samples["ema"] = self.task.sample(self._sample_batch, self.options.seed)
+        if self.is_main:
+            folder = self.results_folder / "samples"
+            for name, write in self.task.present(self._sample_batch, samples).items():
+                folder.mkdir(parents=True, exist_ok=True)
+                write(folder / f"step-{self.step:08d}-{name}")
+
+    def _report(self, logs: Logs) -> None:
+        """Reads the step's numbers (the only wait of the loop), shows them, and stops a run that has diverged."""
+        values = {name: float(value) for name, value in logs.items()}
+        if self.runtime.is_distributed:
+            gathered = self.runtime.gather(values)
+            values |= {
+                k: sum(v[k] for v in gathered) / len(gathered) for k in values if "lr" not in k and "norm" not in k
+            }
+        values |= self._clock.read(self.task.unit, self.runtime.world_size, self.runtime.peak_flops())
+        if self.device.type == "cuda":
+            values["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        values["skipped_steps"] = float(self.bad_steps)
+        self.log(**values)
+        in_a_row = int(self.bad_in_a_row)
+        if in_a_row >= self.options.max_bad_steps:
+            raise TrainingDiverged(
+                f"the loss or a gradient has not been finite since step {self.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
+                f"the last good checkpoint is in {self.results_folder / 'checkpoints'}: resume it with a lower lr or max_grad_norm"
+            )
+
+    # ------------------------------------------------------------------ saving, loading, stopping
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint folder at `path` (and waits for it)."""
+        state.save(self, Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Continues from a checkpoint folder, or from the newest whole checkpoint of a run folder."""
+        self.writer.wait()
+        state.restore(self, Path(path))
+        self._batches = None
+
+    def _save_once(self) -> None:
+        if self._saved_step != self.step:
+            state.save_in_background(self)
+            self._saved_step = self.step
+
+    def _resume(self) -> None:
+        newest = state.newest_on_all(self.runtime, self.results_folder)
+        if newest is not None:
+            self.load(newest)
+            self._saved_step = self.step
+            self.print(f"{self.name}: resuming from step {self.step} ({newest})")
+
+    def _stop_if_asked(self) -> None:
+        asked = max((number or 0) for number in self.runtime.gather(self._signal))
+        if not asked:
+            return
+        self._save_once()
+        self.writer.finish()
+        has_recipe = (self.results_folder / "recipe.yaml").exists()
+        command = f"helicon resume {self.results_folder}" if has_recipe else "the same trainer with resume=True"
+        self.print(
+            f"{self.name}: stopped by {signal.Signals(asked).name} at step {self.step}, saved; continue with: {command}"
+        )
+        raise KeyboardInterrupt if asked == signal.SIGINT else SystemExit(128 + asked)
+
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Train mode, reports and signal handlers for the length of a run; all is put back and ended also when it raises."""
+        self.reporter.start(self.step)
+        self._clock = _Clock()
+        self._signal = None
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers[number] = signal.signal(number, self._on_signal)
+        try:
+            with self._mode(True):
+                self._inside_session = True
+                yield
+        finally:
+            self._inside_session = False
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self.writer.wait()
+            self.reporter.stop()
+            self.trackers.end()
+            self._batches = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._signal is not None:
+            signal.default_int_handler(number, frame)  # asked twice: stop now
+        self._signal = number
+
+    # ------------------------------------------------------------------ setting up
+
+    def _claim_folder(self) -> Path:
+        """The run's folder, new or empty, unless the run is resumed or the user asks for it to be cleared."""
+        options = self.options
+        folder = Path(options.results_folder) if options.results_folder is not None else Path("runs") / self.name
+        state.claim_folder(folder, self.runtime, options.resume, bool(options.force_clear_prev_results))
+        return folder
+
+    def _set_data(self, dataset: Any, val_dataset: Any, train_loader: Any, val_loader: Any, collate: Any) -> None:
+        options = self.options
+        if (dataset is None) == (train_loader is None):
+            raise ValueError("give either a dataset (or folder) or a train_dataloader")
+        if dataset is not None and val_dataset is None and val_loader is None and options.valid_frac > 0:
+            dataset, val_dataset = split(dataset, options.valid_frac, options.random_split_seed)
+        self.dataset, self.val_dataset, self._collate = dataset, val_dataset, collate
+        self.batch_size, self.grad_accum_every = self._local_batch(), options.grad_accum_every
+        self.train_loader = (
+            self.make_loader() if dataset is not None else self._foreign(train_loader, self.grad_accum_every)
+        )
+        self.valid_loader: Loader | ForeignLoader | None = None
+        if val_loader is not None:
+            self.valid_loader = self._foreign(val_loader)
+        elif val_dataset is not None:
+            # A sharded network needs every process in each forward: each then goes through the whole validation set.
+            self.valid_loader = Loader(
+                val_dataset,
+                batch_size=self.batch_size,
+                rank=0 if self.runtime.shards else self.runtime.rank,
+                world_size=1 if self.runtime.shards else self.runtime.world_size,
+                seed=options.seed,
+                shuffle=False,
+                drop_last=False,
+                collate=collate,
+                bad_files=self._bad_files(),
+            )
+
+    def _foreign(self, source: Any, grad_accum_every: int = 1) -> ForeignLoader:
+        ranks = {"rank": self.runtime.rank, "world_size": self.runtime.world_size}
+        return ForeignLoader(source, grad_accum_every=grad_accum_every, seed=self.options.seed, **ranks)
+
+    def make_loader(self) -> Loader:
+        """The training data, for the batch size and accumulation that hold now."""
+        loader = Loader(
+            self.dataset,
+            batch_size=self.batch_size,
+            grad_accum_every=self.grad_accum_every,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+            seed=self.options.seed,
+            drop_last=self.options.drop_last,
+            num_workers=self.options.num_workers,
+            collate=self._collate,
+            pin_memory=self.device.type == "cuda",
+            bad_files=self._bad_files(),
+        )
+        loader.check()
+        return loader
+
+    def _bad_files(self) -> Path | None:
+        return self.results_folder / "bad_files.txt" if self.runtime.is_main else None
+
+    def _local_batch(self) -> int:
+        size, processes = self.options.batch_size, self.runtime.world_size
+        if not self.options.split_batches:
+            return size
+        if size % processes:
+            raise ValueError(
+                f"batch_size={size} cannot be split over {processes} processes: make it a multiple of {processes}"
+            )
+        return size // processes
+
+    def _averaged(self) -> EMA | None:
+        options = self.options
+        networks = {name: self.raw[name] for name in self.task.averaged}
+        if not options.use_ema or not networks:
+            return None
+        return EMA(networks, options.ema_beta, options.ema_update_after_step, options.ema_update_every)
+
+    def _next_batches(self) -> list[Batch]:
+        if self._batches is None:
+            self._batches = self.train_loader.steps(self.position)
+        return next(self._batches)
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        return plain_hyper_parameters(
+            {**self.task.model.arguments, **asdict(replace(self.options, accelerator=None, trackers=()))}
+        )
+
+    # ------------------------------------------------------------------ what users reach for
+
+    @contextmanager
+    def wandb_tracker(
+        self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Inside, the trackers log to this project and run, with `hps` (by default the run's own options) as hyper-parameters."""
+        if not self.trackers.wanted:
+            raise ValueError("this trainer has no tracker: build it with use_wandb_tracking=True, or trackers=[...]")
+        self.trackers.start(project, plain_hyper_parameters(hps) if hps else self._hyper_parameters(), run)
+        try:
+            yield
+        finally:
+            self.trackers.end()
+
+    wandb_tracking = wandb_tracker
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own `generate`, with the averaged weights where there are some."""
+        if self.ema is not None:
+            logger.info("%s.generate uses the averaged (EMA) weights", type(self).__name__)
+        with self.inference():
+            return self.task.model.generate(*args, **kwargs)  # type: ignore[operator]
+
+    def set_model_as_ema_model_(self) -> None:
+        """The online weights become the averaged ones."""
+        if self.ema is None:
+            raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
+        self.ema.copy_to_online()
+
+    def log(self, **values: float) -> None:
+        """Numbers of this step, to the console, metrics.jsonl, TensorBoard and the trackers."""
+        self.reporter.log(self.step, values)
+        self.trackers.log(self.step, values)
+
+    def print(self, message: str) -> None:
+        self.reporter.say(message)
+
+    def wait(self) -> None:
+        """Until every process has come here."""
+        self.runtime.wait()
+
+    def to(self, *_: Any, **__: Any) -> "Trainer":
+        """The trainer chooses its device itself; kept so that `trainer.to(...)` and `trainer.cuda()` can stand in a script."""
+        return self
+
+    cuda = to
+
+    @property
+    def steps(self) -> int:
+        return self.step
+
+    @property
+    def device(self) -> torch.device:
+        return self.runtime.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.runtime.is_main
+
+    @property
+    def is_local_main(self) -> bool:
+        return self.runtime.is_local_main
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.runtime.is_distributed
+
+    @property
+    def accelerator(self) -> Any:
+        return self.runtime.accelerator
+
+    @property
+    def unwrapped_model(self) -> Network:
+        return self.task.model
+
+
+class _Clock:
+    """Training time, units and operations since the last report; looking and saving do not count."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._paused = self._waited = self._flops = 0.0
+        self._units = 0
+
+    def count(self, units: int, flops: float) -> None:
+        self._units += units
+        self._flops += flops
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - start
+
+    def read(self, unit: str, processes: int, peak: float | None) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
+        values = {
+            f"{unit}_per_second": self._units * processes / seconds,
+            "data_wait_fraction": min(self._waited / seconds, 1.0),
+        }
+        if peak is not None and self._flops:
+            values["flop_utilisation"] = self._flops / seconds / peak
+        self.__init__()  # type: ignore[misc]
+        return values
+
+
+def _option_parameter(entry: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+    default = defaults.get(entry.name, inspect.Parameter.empty if default is MISSING else default)
+    return inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=entry.type)

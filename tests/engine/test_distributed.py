@@ -1,0 +1,110 @@
+"""Two real gloo processes equal one, with and without accumulation, for every kind of task; and sharding."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import helicon
+from helicon.engine.checkpoint import checkpoints, read_manifest
+from plain_loop import train_one, train_pair, whole_batches
+from toys import MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    script = Path(__file__).with_name("two_processes.py")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--standalone",
+        str(script),
+        str(folder),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("name", ["line", "masked", "pair"])
+def test_two_processes_equal_a_plain_loop_on_the_concatenated_batch(out: Path, name: str, accumulate: int) -> None:
+    batches = whole_batches(STEPS, size=4 * accumulate)
+    task = {"line": line_task, "masked": lambda: line_task(kind=MaskedTask), "pair": pair_task}[name]()
+    if name == "pair":
+        train_pair(task.model, batches, clip=0.5)
+    else:
+        train_one(task.model, lambda batch: task.loss(task.forward(batch)).total, batches, clip=0.5)
+    ranks = [load_file(out / f"{name}-{accumulate}-rank{rank}.safetensors") for rank in (0, 1)]
+    for key, expected in weights(task).items():
+        torch.testing.assert_close(ranks[0][key], expected, atol=1e-6, rtol=0)
+        assert torch.equal(ranks[0][key], ranks[1][key]), "the ranks have drifted apart"
+
+
+@pytest.mark.slow
+def test_validation_is_averaged_over_all_ranks(out: Path, tmp_path: Path) -> None:
+    facts = json.loads((out / "facts.json").read_text())
+    alone = ToyTrainer(
+        line_task(),
+        results_folder=tmp_path / "a",
+        batch_size=4,
+        valid_frac=0.3,
+        val_num_batches=None,
+        num_train_steps=STEPS,
+    )
+    alone.train()
+    assert facts["valid_loss"] == pytest.approx(alone.validate()["valid_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["line", "masked"])
+def test_a_sharded_run_equals_an_unsharded_one(out: Path, tmp_path: Path, name: str) -> None:
+    task = line_task(kind=MaskedTask) if name == "masked" else line_task()
+    ToyTrainer(task, results_folder=tmp_path / "a", batch_size=4, valid_frac=0.3, num_train_steps=STEPS).train()
+    folder = out / f"sharded-{name}" / "checkpoints" / f"step-{STEPS:08d}"
+    sharded = load_file(folder / "model.safetensors")
+    for key, expected in weights(task).items():
+        torch.testing.assert_close(sharded[key], expected, atol=1e-6, rtol=0)
+    assert (folder / "state" / "shards" / "rank-00001.safetensors").exists(), "each process writes its own part"
+    assert helicon.load(folder).own_state().keys() == weights(task).keys()
+
+
+@pytest.mark.slow
+def test_a_sharded_run_resumes_exactly(out: Path, tmp_path: Path) -> None:
+    facts = json.loads((out / "facts.json").read_text())
+    assert facts["sharded_resumed_from"] == STEPS
+    task = line_task()
+    ToyTrainer(task, results_folder=tmp_path / "a", batch_size=4, valid_frac=0.3, num_train_steps=STEPS + 3).train()
+    newest = checkpoints(out / "sharded-line")[-1]
+    assert read_manifest(newest)["step"] == STEPS + 3
+    for key, value in load_file(newest / "model.safetensors").items():
+        torch.testing.assert_close(value, weights(task)[key], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_sharding_an_adversarial_task_is_refused_in_one_sentence(out: Path) -> None:
+    refusal = json.loads((out / "facts.json").read_text())["shard_refusal"]
+    assert "generator and discriminator" in refusal
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_resumes_on_one_with_the_same_batches(out: Path, tmp_path: Path) -> None:
+    """Two processes of batch 2 saved at step 3; one process goes on with 4 samples a step, in the same order."""
+    one = line_task()
+    resumed = ToyTrainer(one, results_folder=out / "two-then-one", batch_size=2, num_train_steps=6, resume=True)
+    assert (resumed.step, resumed.train_loader.global_batch, resumed.grad_accum_every) == (3, 4, 2)
+    resumed.train()
+    unbroken = line_task()
+    ToyTrainer(unbroken, dataset=Points(), results_folder=tmp_path / "b", batch_size=4, num_train_steps=6).train()
+    for key, expected in weights(unbroken).items():
+        torch.testing.assert_close(weights(one)[key], expected, atol=1e-6, rtol=0)
