@@ -83,7 +83,7 @@ class PairTask(Task):
         fake, real = outputs
         scores = self.networks["discriminator"](torch.cat([fake.detach(), real]))
         fake_score, real_score = scores.chunk(2)
-        return Loss((1 + fake_score).relu().mean() + (1 - real_score).relu().mean())
+        return Loss((1 + fake_score).square().mean() + (1 - real_score).square().mean())
 
     def loss(self, outputs: tuple[Tensor, Tensor]) -> Loss:
         fake, real = outputs

@@ -1,0 +1,127 @@
+import logging
+import math
+import random
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from helicon.data.dataset import unaugmented
+from helicon.data.fields import LABEL, Routed
+from helicon.data.split import Subset, split, split_indices
+
+
+class Named(Dataset):
+    def __init__(self, keys: list[str]):
+        self.keys, self.augment = keys, True
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> tuple[str, bool]:
+        return self.keys[index], self.augment
+
+
+NAMES = [f"{folder}/{number}.png" for folder in "abc" for number in range(20)]
+
+
+def test_the_same_on_every_machine():
+    assert split_indices([f"{n}.png" for n in range(20)], 0.2, 42)[1] == []
+    assert split_indices(range(20), 0.2, 42)[1] == []
+
+
+def test_every_size_and_fraction():
+    for length in (2, 3, 7, 20, 99):
+        for fraction in (0.001, 0.05, 0.5, 0.999):
+            train, valid = split_indices(range(length), fraction, 1)
+            assert sorted(train + valid) == list(range(length))
+            assert train == sorted(train) and valid == sorted(valid)
+            assert train and valid
+            assert abs(len(valid) - fraction * length) <= 0.5 or 1 in (len(valid), len(train))
+
+
+def test_items_are_chosen_by_name_not_by_place():
+    moved = NAMES.copy()
+    random.Random(0).shuffle(moved)
+    chosen, again = ({names[i] for i in split_indices(names, 0.2, 7)[1]} for names in (NAMES, moved))
+    assert chosen == again
+    assert chosen != {NAMES[i] for i in split_indices(NAMES, 0.2, 8)[1]}
+    assert len({name[0] for name in chosen}) == 3  # from all over
+
+
+def test_new_files_hardly_move_the_others():
+    before = {NAMES[i] for i in split_indices(NAMES, 0.2, 7)[1]}
+    more = [*NAMES, "d/1.png", "d/2.png"]
+    after = {more[i] for i in split_indices(more, 0.2, 7)[1]}
+    assert len(before - after) <= 2
+
+
+def test_one_file_name_composed_differently_is_the_same_file():
+    ways = [[f"caf{e}/{i}.png" for i in range(50)] for e in ("\u00e9", "e\u0301")]
+    assert split_indices(ways[0], 0.3, 0) == split_indices(ways[1], 0.3, 0)
+
+
+def test_validation_is_not_augmented_and_training_still_is():
+    data = Named(NAMES)
+    train, valid = split(data, 0.1, 42)
+    assert valid is not None and len(train) == 54 and len(valid) == 6
+    assert all(train[i] == (train.keys[i], True) for i in range(54))
+    assert all(valid[i] == (valid.keys[i], False) for i in range(6))
+    assert data.augment
+
+
+def test_no_validation():
+    train, valid = split(Named(NAMES), 0, 42)
+    assert valid is None and list(train.keys) == NAMES
+
+
+def test_one_item_is_on_both_sides_with_a_warning(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        train, valid = split(Named(["x"]), 0.05, 0)
+    assert valid is not None and train[0][0] == valid[0][0] == "x"
+    assert "one item" in caplog.text
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1, 1.5, math.nan])
+def test_fractions_that_make_no_sense(fraction: float):
+    with pytest.raises(ValueError, match="valid_frac="):
+        split(Named(NAMES), fraction, 0)
+
+
+def test_datasets_without_names_are_split_by_index_and_keep_fetch():
+    class Drawn(Dataset):
+        def __len__(self) -> int:
+            return 9
+
+        def fetch(self, index: int, generator: torch.Generator) -> tuple[int, float]:
+            return index, torch.rand((), generator=generator).item()
+
+    train, valid = split(Drawn(), 0.3, 5)
+    assert valid is not None and train.keys is None
+    assert [train.fetch(i, torch.Generator().manual_seed(0))[0] for i in range(6)] == list(train.indices)
+    assert valid.fetch(0, torch.Generator().manual_seed(0)) == valid.fetch(0, torch.Generator().manual_seed(0))
+
+
+def test_a_subset_of_an_ordinary_dataset_replays_under_a_generator():
+    class Global(TensorDataset):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return self.tensors[0][index] + torch.rand(())
+
+    subset = Subset(Global(torch.arange(5)), [3, 1])
+    first = subset.fetch(1, torch.Generator().manual_seed(9))
+    torch.rand(3)
+    assert first == subset.fetch(1, torch.Generator().manual_seed(9)) and 1 <= first < 2
+    assert subset[0] >= 3
+    with pytest.raises(IndexError):
+        subset[2]
+
+
+def test_augmentation_is_turned_off_through_any_number_of_views():
+    class Bit(Named):
+        def __getitem__(self, index: int) -> int:
+            return int(self.augment)
+
+    view = Subset(Routed(Subset(Bit(NAMES), [4, 5, 6]), {"bit": LABEL}), [0, 2])
+    assert view[0] == {"bit": 1} and unaugmented(view)[0] == {"bit": 0} and view[1] == {"bit": 1}
+    assert list(unaugmented(view).keys) == ["a/4.png", "a/6.png"]
+    assert unaugmented(NAMES) is NAMES

@@ -1,0 +1,88 @@
+import hashlib
+
+import pytest
+import torch
+
+from helicon.data.loader import Loader
+from helicon.data.synthetic import COLOURS, PLACES, SHAPES, SIZES, SyntheticShapes
+
+
+def test_the_same_picture_on_every_machine():
+    pixels = torch.stack([SyntheticShapes(40, 33, seed=3)[i]["images"] for i in range(40)])
+    content = (pixels * 255).round().to(torch.uint8).numpy().tobytes()
+    assert hashlib.sha256(content).hexdigest()[:16] == "golden"
+
+
+def test_samples_are_pictures_with_captions():
+    data = SyntheticShapes(30, 17)
+    for index in range(30):
+        sample, words = data[index], data.attributes(index)
+        assert sample["images"].shape == (3, 17, 17) and sample["images"].dtype == torch.float32
+        assert sample["images"].min() >= 0 and sample["images"].max() <= 1
+        assert torch.equal((sample["images"] * 255).round() / 255, sample["images"])  # 8 bits, like a file
+        article = "an" if words.background == "orange" else "a"
+        caption = (
+            f"a {words.size} {words.colour} {words.shape} on {article} {words.background} background {words.place}"
+        )
+        assert sample["texts"] == caption
+    assert not torch.equal(data[0]["images"], SyntheticShapes(30, 17, seed=1)[0]["images"])
+    assert data.attributes(4) == SyntheticShapes(99, 64).attributes(4)  # nor length nor size change what is drawn
+
+
+def test_every_word_appears_about_equally_often():
+    data = SyntheticShapes(4000, 8)
+    seen = [data.attributes(index) for index in range(4000)]
+    for name, options in {
+        "shape": SHAPES,
+        "colour": COLOURS,
+        "size": SIZES,
+        "place": PLACES,
+        "background": COLOURS,
+    }.items():
+        counts = [sum(getattr(words, name) == option for words in seen) for option in options]
+        assert sum(counts) == 4000
+        assert all(0.75 < count * len(options) / 4000 < 1.25 for count in counts), name
+    assert all(words.colour != words.background for words in seen)
+    assert len(SHAPES) >= 6 and len(COLOURS) >= 8
+
+
+def nearest_colour(pixel: torch.Tensor) -> str:
+    return min(COLOURS, key=lambda name: (pixel * 255 - torch.tensor(COLOURS[name])).norm().item())
+
+
+def test_the_picture_shows_what_the_caption_says():
+    data = SyntheticShapes(200, 64)
+    for index in range(200):
+        words, image = data.attributes(index), data[index]["images"]
+        corners = image[:, [0, 0, -1, -1], [0, -1, 0, -1]]
+        assert sum(nearest_colour(corners[:, i]) == words.background for i in range(4)) >= 3
+        drawn = torch.tensor([[nearest_colour(image[:, y, x]) == words.colour for x in range(64)] for y in range(64)])
+        area = drawn.float().mean().item() / words.radius**2
+        expected = {"circle": 3.14, "square": 2.89, "triangle": 1.30, "star": 1.12, "ring": 2.36, "cross": 2.20}
+        assert area == pytest.approx(expected[words.shape], rel=0.25, abs=0.15), words.caption
+        y, x = (drawn.nonzero().float().mean(dim=0) + 0.5) / 64
+        assert (x - PLACES[words.place][0]).abs() < 0.08 and (y - PLACES[words.place][1]).abs() < 0.08, words.caption
+
+
+def test_held_out_pairs_never_appear_and_can_be_asked_for():
+    held_out = [("circle", "red"), ("star", "blue")]
+    train, test = SyntheticShapes(3000, 8, held_out=held_out), SyntheticShapes(100, 8, only=held_out)
+    seen = {(words.shape, words.colour) for words in map(train.attributes, range(3000))}
+    assert len(seen) == 46 and not seen & set(held_out)
+    assert {(words.shape, words.colour) for words in map(test.attributes, range(100))} == set(held_out)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match=r"\('circle', 'pink'\) is no pair of a shape \(circle, .*red"):
+        SyntheticShapes(3, 8, held_out=[("circle", "pink")])
+    with pytest.raises(ValueError, match="leave at least one"):
+        SyntheticShapes(3, 8, held_out=[("ring", "red")], only=[("ring", "red")])
+    with pytest.raises(ValueError, match="num_samples=0"):
+        SyntheticShapes(0, 8)
+    with pytest.raises(IndexError):
+        SyntheticShapes(3, 8)[3]
+
+
+def test_loads_in_batches():
+    batch = next(Loader(SyntheticShapes(5, 9), batch_size=3).steps())[0]
+    assert batch["images"].shape == (3, 3, 9, 9) and len(batch["texts"]) == 3

@@ -1,0 +1,176 @@
+"""A run that is killed, over and over and in the middle of a save, ends as if nothing had happened."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import children
+import pytest
+import torch
+from toys import Points, ToyTrainer, line_task, pair_task, weights
+
+from helicon.engine import checkpoint
+from helicon.engine.checkpoint import checkpoints, newest_whole
+
+TIMES = {"samples_per_second", "data_wait_fraction"}  # what may differ between two runs of the same numbers
+
+
+def trainer(folder: str | Path, steps: int = 30, name: str = "line", **options: object) -> ToyTrainer:
+    task = line_task(dropout=0.3) if name == "line" else pair_task()
+    chosen = {"save_model_every": 3, "log_every": 1, "valid_frac": 0.2, "save_results_every": 4, "warmup_steps": 10, "scheduler": "cosine"}
+    return ToyTrainer(task, results_folder=folder, num_train_steps=steps, resume=True, **(chosen | options))
+
+
+def numbers(folder: str | Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+@pytest.fixture(params=["line", "pair"])
+def unbroken(request: pytest.FixtureRequest) -> tuple[str, ToyTrainer]:
+    run = trainer("unbroken", name=request.param)
+    run.train()
+    return request.param, run
+
+
+def test_a_stopped_and_resumed_run_equals_the_unbroken_one_bit_for_bit(unbroken: tuple[str, ToyTrainer]) -> None:
+    name, whole = unbroken
+    for stop in (3, 9, 12, 30):
+        half = trainer("broken", name=name, steps=30)
+        while half.step < stop:
+            half.train_step()
+        half.writer.wait()
+    assert numbers("broken") == numbers("unbroken")
+    for key, value in weights(whole.task).items():
+        assert torch.equal(weights(half.task)[key], value)
+    for mine, theirs in zip(half.ema.average, whole.ema.average, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_nothing(unbroken: tuple[str, ToyTrainer]) -> None:
+    name, whole = unbroken
+    chance = random.Random(5)
+    Path("broken").mkdir()
+    for _ in range(10):
+        child = children.start(lambda: trainer("broken", name=name, save_model_every=1).train())
+        before = len(checkpoints(Path("broken")))
+        if before < 30:
+            children.wait_for(lambda: len(list(Path("broken").glob("checkpoints/*"))) > 0)
+        time.sleep(chance.random() * 0.06)
+        children.kill(child)
+    last = trainer("broken", name=name)
+    last.train()
+    assert numbers("broken") == numbers("unbroken")
+    for key, value in weights(whole.task).items():
+        assert torch.equal(weights(last.task)[key], value)
+
+
+def test_a_kill_at_every_moment_of_a_save_leaves_a_whole_checkpoint() -> None:
+    """The process dies at the k-th file operation of its second save, for every k there is."""
+    for count in itertools.count():
+        folder = Path(f"run{count}")
+
+        def work(folder: Path = folder, count: int = count) -> None:
+            run = trainer(folder, steps=6)
+            calls = itertools.count()
+
+            def dying(original: object) -> object:
+                def operation(*args: object, **kwargs: object) -> object:
+                    if run.step >= 6 and next(calls) == count:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return original(*args, **kwargs)  # type: ignore[operator]
+
+                return operation
+
+            for name in ("save_state", "flush", "sha256", "_replace"):
+                setattr(checkpoint, name, dying(getattr(checkpoint, name)))
+            run.train()
+
+        outcome = children.run(work)
+        newest = newest_whole(folder)
+        assert newest is not None
+        if outcome == 0:
+            assert newest.name == "step-00000006" and count > 10, "every operation of the save has been tried"
+            return
+        assert outcome == -signal.SIGKILL
+        resumed = trainer(folder, steps=6)
+        assert resumed.step in (3, 6)
+        resumed.train()
+        assert newest_whole(folder).name == "step-00000006"
+        assert not list(folder.glob("checkpoints/.*")), "what the kill left behind is cleared away"
+
+
+def test_another_number_of_workers_gives_the_same_run(unbroken: tuple[str, ToyTrainer]) -> None:
+    name, whole = unbroken
+    half = trainer("broken", name=name)
+    while half.step < 9:
+        half.train_step()
+    half.writer.wait()
+    other = trainer("broken", name=name, num_workers=1)
+    other.train()
+    for key, value in weights(whole.task).items():
+        assert torch.equal(weights(other.task)[key], value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "unfinished"])
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_used(damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    half = trainer("run", steps=9)
+    while half.step < 6:
+        half.train_step()
+    half.writer.wait()
+    newest = Path("run/checkpoints/step-00000006")
+    weights_file = newest / "model.safetensors"
+    content = bytearray(weights_file.read_bytes())
+    if damage == "truncated":
+        weights_file.write_bytes(content[:-7])
+    elif damage == "flipped":
+        content[-9] ^= 4
+        weights_file.write_bytes(content)
+    elif damage == "missing":
+        (newest / "state" / "random.json").unlink()
+    else:
+        (newest / "manifest.json").unlink()
+    resumed = trainer("run", steps=9)
+    assert resumed.step == 3
+    assert "trying the one before" in caplog.text
+    resumed.train()
+    trainer("whole", steps=9).train()
+    assert newest_whole(Path("run")).name == "step-00000009"
+    assert numbers("run") == numbers("whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
+    def work() -> None:
+        trainer("run", steps=10**6, save_model_every=10**6, val_every=10**6, save_results_every=10**6).train()
+
+    child = children.start(work, said="said.txt")
+    children.wait_for(lambda: Path("run/metrics.jsonl").exists() and len(Path("run/metrics.jsonl").read_text().splitlines()) > 3)
+    code = children.kill(child, number)
+    said = Path("said.txt").read_text().replace("\n", " ")
+    assert code == (143 if number == signal.SIGTERM else 130)
+    assert f"stopped by {number.name} at step" in said
+    assert "continue with: the same trainer with resume=True" in said
+    resumed = trainer("run", steps=10**6)
+    assert resumed.step == int(checkpoints(Path("run"))[-1].name.removeprefix("step-")) > 3
+
+
+def test_a_foreign_dataloader_resumes_where_it_stood() -> None:
+    def run(folder: str, steps: int) -> ToyTrainer:
+        source = torch.utils.data.DataLoader(Points(), batch_size=4, shuffle=True)
+        made = ToyTrainer(
+            line_task(), dataset=None, train_dataloader=source, results_folder=folder, num_train_steps=steps, resume=True, log_every=1
+        )
+        made.train()
+        return made
+
+    whole = run("whole", 40)
+    run("broken", 21)
+    broken = run("broken", 40)
+    for key, value in weights(whole.task).items():
+        assert torch.equal(weights(broken.task)[key], value)
