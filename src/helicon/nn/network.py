@@ -154,6 +154,8 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
                     token=token,
                 )
             )
+        # The mixin hands the entries of config.json to any constructor that takes **kwargs; they are no arguments.
+        arguments = {key: value for key, value in arguments.items() if key not in ("class", "helicon", "arguments", "stages")}
         network = load_network(folder, **arguments)
         if not isinstance(network, cls):
             raise ValueError(
@@ -256,14 +258,20 @@ def _load_stage(folder: Path, name: str, reference: Mapping[str, Any], owner: st
 
 
 def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Constructor arguments as given, by name. (Copying a network calls __new__ with none.)"""
-    if not args and not kwargs:
-        return {}
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    bound = dict(signature.bind(None, *args, **kwargs).arguments)
+    """Constructor arguments by name, defaults included: a checkpoint must not change with a later version's defaults."""
+    signature = inspect.signature(cls.__init__)
+    try:
+        bound = signature.bind(None, *args, **kwargs)
+    except TypeError:
+        if args or kwargs:
+            raise
+        return {}  # copying and unpickling call __new__ bare, and bring the arguments along afterwards
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    arguments.pop(next(iter(signature.parameters)))  # self
     extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
-    bound.pop(next(iter(signature.parameters)))  # self
-    return bound | bound.pop(extra, {}) if extra else bound
+    further = arguments.pop(extra) if extra else {}
+    return arguments | further
 
 
 def _encode(value: Any, key: str, owner: str) -> Any:

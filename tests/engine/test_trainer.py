@@ -1,0 +1,336 @@
+"""What a trainer promises around the loop: folders, data, validation, samples, saving, loading, tracking."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.tracking import GeneralTracker, on_main_process
+from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
+from torch import Tensor
+
+import helicon
+from helicon.engine.checkpoint import checkpoints
+from helicon.engine.task import Batch, Loss
+
+
+def test_the_final_step_is_saved_whatever_the_interval() -> None:
+    ToyTrainer(line_task(), results_folder="run", num_train_steps=7, save_model_every=5).train()
+    assert [folder.name for folder in checkpoints(Path("run"))] == ["step-00000005", "step-00000007"]
+
+
+def test_a_folder_that_holds_something_is_neither_wiped_nor_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a trainer must never prompt"))
+    Path("run").mkdir()
+    Path("run/thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"resume=True.*force_clear_prev_results=True"):
+        ToyTrainer(line_task(), results_folder="run")
+    assert Path("run/thesis.txt").read_text() == "years of work"
+    ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
+    assert not Path("run/thesis.txt").exists()
+
+
+def test_without_a_results_folder_each_trainer_has_its_own() -> None:
+    class Other(ToyTrainer):
+        name = "other"
+
+    assert ToyTrainer(line_task()).results_folder == Path("runs/toy")
+    assert Other(line_task()).results_folder == Path("runs/other")
+
+
+def test_fewer_samples_than_a_batch_is_an_error_and_not_a_hang() -> None:
+    with pytest.raises(ValueError, match="has 3 samples, fewer than the 4 of one step"):
+        ToyTrainer(line_task(), dataset=Points(3))
+
+
+def test_a_validation_set_smaller_than_a_batch_is_fine() -> None:
+    trainer = ToyTrainer(line_task(), val_dataset=Points(2))
+    expected = trainer.task.validate({k: torch.stack([Points(2)[i][k] for i in (0, 1)]) for k in ("x", "y", "mask")})
+    assert trainer.validate()["valid_loss"] == pytest.approx(float(expected.total.detach()), rel=1e-6)
+
+
+def test_the_given_validation_set_is_the_one_used() -> None:
+    class Marked(Points):
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            return super().__getitem__(index) | {"marked": torch.tensor(1.0)}
+
+    class Watching(LineTask):
+        def validate(self, batch: Batch) -> Loss:
+            assert "marked" in batch
+            return super().validate(batch)
+
+    torch.manual_seed(3)
+    trainer = ToyTrainer(Watching(Line()), val_dataset=Marked(8), valid_frac=0.5)
+    assert len(trainer.dataset) == 64, "nothing is held out of the training set then"
+    trainer.validate()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_validation_and_sampling_leave_every_mode_as_it_was(training: bool) -> None:
+    trainer = ToyTrainer(line_task(dropout=0.5), val_dataset=Points(8))
+    model = trainer.task.model
+    model.train(training)
+    model.dropout.train(not training)  # a user's own choice for one module
+    modes = [module.training for module in model.modules()]
+    trainer.validate()
+    trainer._write_samples()
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_training_runs_in_train_mode_also_after_someone_called_eval() -> None:
+    seen = []
+
+    class Watching(LineTask):
+        def forward(self, batch: Batch) -> Any:
+            seen.append(self.model.training)
+            return super().forward(batch)
+
+    torch.manual_seed(3)
+    task = Watching(Line())
+    task.model.eval()
+    ToyTrainer(task, results_folder="run", num_train_steps=2).train()
+    assert seen == [True, True]
+    assert not task.model.training, "and the mode is put back when the run ends"
+
+
+def test_frozen_modules_stay_in_evaluation_mode_and_out_of_optimizer_and_checkpoint() -> None:
+    teacher = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+    before = teacher[0].weight.clone()
+    torch.manual_seed(3)
+    task = LineTask(Line(), frozen={"teacher": teacher})
+    modes = []
+    trainer = ToyTrainer(task, results_folder="run", num_train_steps=2)
+    trainer.train(lambda logs: modes.append(teacher.training))
+    assert modes == [False, False]
+    assert torch.equal(teacher[0].weight, before) and not any(p.requires_grad for p in teacher.parameters())
+    assert all("teacher" not in name for name in helicon.load("run").own_state())
+
+
+def test_two_validations_of_one_checkpoint_agree_and_leave_training_untouched() -> None:
+    class Noisy(LineTask):
+        def validate(self, batch: Batch) -> Loss:
+            return Loss(self.loss(self.forward(batch)).total + torch.randn(()))
+
+    torch.manual_seed(3)
+    trainer = ToyTrainer(Noisy(Line()), val_dataset=Points(8), results_folder="run")
+    before = torch.get_rng_state()
+    first = trainer.validate()
+    torch.randn(5)
+    torch.set_rng_state(before)
+    assert trainer.validate() == first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_validating_more_often_does_not_change_training() -> None:
+    results = []
+    for every in (1, 1000):
+        task = line_task(dropout=0.4)
+        ToyTrainer(task, results_folder=f"run{every}", valid_frac=0.2, val_every=every, save_results_every=every).train()
+        results.append(weights(task))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_validation_uses_the_averaged_weights() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", val_dataset=Points(8), num_train_steps=5, ema_beta=0.9)
+    trainer.train()
+    with trainer.ema.swapped_in():
+        averaged = float(trainer.task.validate(next(iter(trainer.valid_loader.validation(None)))).total)
+    online = float(trainer.task.validate(next(iter(trainer.valid_loader.validation(None)))).total)
+    first_batch_only = ToyTrainer.validate
+    trainer.options = trainer.options.__class__(**{**trainer.options.__dict__, "val_num_batches": 1})
+    assert first_batch_only(trainer)["valid_loss"] == pytest.approx(averaged, rel=1e-6)
+    assert averaged != pytest.approx(online, rel=1e-6)
+
+
+def test_samples_come_from_fixed_inputs_and_seeds_with_online_and_averaged_weights() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", valid_frac=0.2, num_train_steps=4, save_results_every=2)
+    trainer.train()
+    files = sorted(path.name for path in Path("run/samples").iterdir())
+    assert files == ["step-00000002-guesses.txt", "step-00000004-guesses.txt"]
+    text = Path("run/samples/step-00000004-guesses.txt").read_text()
+    assert text.splitlines()[0].startswith("online") and text.splitlines()[1].startswith("ema")
+    trainer._write_samples()
+    assert Path("run/samples/step-00000004-guesses.txt").read_text() == text
+
+
+def test_sampling_keeps_no_graph() -> None:
+    class Watching(LineTask):
+        def sample(self, batch: Batch, seed: int) -> Tensor:
+            made = super().sample(batch, seed)
+            assert not made.requires_grad and not self.model.training
+            return made
+
+    torch.manual_seed(3)
+    ToyTrainer(Watching(Line()), results_folder="run", num_train_steps=2, save_results_every=1).train()
+
+
+def test_two_trainers_in_one_process_do_not_disturb_each_other() -> None:
+    alone = line_task()
+    ToyTrainer(alone, results_folder="alone", num_train_steps=4).train()
+    first, second = line_task(), pair_task()
+    one = ToyTrainer(first, results_folder="one", num_train_steps=4)
+    two = ToyTrainer(second, results_folder="two", num_train_steps=4)
+    for _ in range(4):
+        one.train_step()
+        two.train_step()
+    for name, value in weights(alone).items():
+        assert torch.equal(weights(first)[name], value)
+    assert one.options.accelerate_kwargs == {} and two.options.accelerate_kwargs == {}
+
+
+def test_save_and_load_take_folders_and_refuse_another_model() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=3)
+    trainer.train()
+    trainer.save("elsewhere/saved")
+    other = ToyTrainer(line_task(), results_folder="other", num_train_steps=6)
+    other.load("elsewhere/saved")
+    assert other.step == 3
+    other.load("run")
+    assert all(torch.equal(weights(other.task)[n], v) for n, v in weights(trainer.task).items())
+    with pytest.raises(ValueError, match="checkpoint of Line, and this trainer trains a Pair"):
+        ToyTrainer(pair_task(), results_folder="third").load("run")
+    torch.manual_seed(0)
+    wider = LineTask(Line(width=9))
+    with pytest.raises(ValueError, match="of other sizes than this one"):
+        ToyTrainer(wider, results_folder="fourth").load("run")
+    torch.save({"model": 1}, "old.pt")
+    with pytest.raises(ValueError, match="never unpickled"):
+        other.load("old.pt")
+
+
+def test_helicon_load_rebuilds_the_averaged_network_from_the_folder_alone() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=5, ema_beta=0.9)
+    trainer.train()
+    loaded = helicon.load("run")
+    assert isinstance(loaded, Line) and not loaded.training
+    with trainer.ema.swapped_in():
+        expected = weights(trainer.task)
+    assert all(torch.equal(loaded.own_state()[n], v) for n, v in expected.items())
+    online = helicon.load("run/checkpoints/step-00000005", use_ema=False)
+    assert all(torch.equal(online.own_state()[n], v) for n, v in weights(trainer.task).items())
+
+
+def test_init_from_starts_from_weights_alone() -> None:
+    first = ToyTrainer(line_task(), results_folder="run", num_train_steps=5)
+    first.train()
+    torch.manual_seed(99)
+    tuned = ToyTrainer(LineTask(Line()), results_folder="tuned", init_from="run")
+    assert tuned.step == 0
+    assert all(torch.equal(weights(tuned.task)[n], v) for n, v in helicon.load("run").own_state().items())
+    with pytest.raises(ValueError, match="init_from holds a Line"):
+        ToyTrainer(PairTask(Pair()), results_folder="wrong", init_from="run")
+
+
+def test_set_model_as_ema_model_gives_the_online_network_the_averaged_weights() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=5, ema_beta=0.9)
+    trainer.train()
+    averaged = [average.clone() for average in trainer.ema.average]
+    trainer.set_model_as_ema_model_()
+    assert all(torch.equal(a, b) for a, b in zip(trainer.ema.online, averaged, strict=True))
+
+
+def test_a_trainer_is_no_module_and_keeps_the_words_of_scripts() -> None:
+    trainer = ToyTrainer(line_task())
+    assert not isinstance(trainer, torch.nn.Module) and not hasattr(trainer, "eval")
+    assert trainer.to("cpu") is trainer and trainer.cuda() is trainer
+    assert (trainer.steps, trainer.is_main, trainer.is_local_main, trainer.is_distributed) == (0, True, True, False)
+    assert trainer.unwrapped_model is trainer.task.model and trainer.device.type == "cpu"
+    trainer()  # runs to the end
+    assert trainer.steps == 6
+
+
+def test_train_step_returns_named_tensors_and_log_fn_sees_them() -> None:
+    trainer = ToyTrainer(pair_task(), num_train_steps=3)
+    logs = trainer.train_step()
+    assert logs.keys() == {"loss", "discriminator_loss", "lr", "discriminator_lr", "grad_norm", "discriminator_grad_norm"}
+    assert all(isinstance(value, Tensor) and value.ndim == 0 for value in logs.values())
+    seen: list[Any] = []
+    trainer.train(seen.append)
+    assert len(seen) == 2
+
+
+def test_the_signature_shows_every_option_with_the_class_default() -> None:
+    parameters = inspect.signature(ToyTrainer).parameters
+    assert parameters["batch_size"].default == 4 and parameters["grad_accum_every"].default == 1
+    assert next(iter(parameters)) == "task"
+
+
+def test_a_wrong_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="no option 'batchsize'; did you mean 'batch_size'"):
+        ToyTrainer(line_task(), batchsize=3)
+
+
+class Recorder(GeneralTracker):
+    """An Accelerate tracker that writes down what it is told."""
+
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, Any]] = []
+
+    @property
+    def tracker(self) -> list[tuple[str, Any]]:
+        return self.told
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.told.append(("config", values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.told.append(("log", step))
+
+    @on_main_process
+    def finish(self) -> None:
+        self.told.append(("finish", None))
+
+
+def test_wandb_tracker_passes_hyper_parameters_on_and_ends_when_training_raises() -> None:
+    recorder = Recorder()
+    trainer = ToyTrainer(line_task(), results_folder="run", trackers=[recorder], log_every=1)
+    with pytest.raises(RuntimeError, match="of the user"), trainer.wandb_tracker("project", "run", {"lr": 0.5, "note": "mine"}):
+        trainer.train(lambda logs: (_ for _ in ()).throw(RuntimeError("of the user")))
+    assert recorder.told[0] == ("config", {"lr": 0.5, "note": "mine"})
+    assert ("log", 1) in recorder.told
+    assert recorder.told[-1] == ("finish", None) and recorder.told.count(("finish", None)) == 1
+
+
+def test_trackers_start_on_their_own_with_the_run_s_options() -> None:
+    recorder = Recorder()
+    ToyTrainer(line_task(), results_folder="run", trackers=[recorder], num_train_steps=2, log_every=1, lr=0.25).train()
+    kind, config = recorder.told[0]
+    assert kind == "config" and config["lr"] == 0.25 and config["dim"] == 3
+    assert [step for kind, step in recorder.told if kind == "log"] == [1, 2]
+
+
+def test_logged_numbers_are_in_metrics_jsonl() -> None:
+    ToyTrainer(line_task(), results_folder="run", num_train_steps=4, log_every=2, valid_frac=0.2).train()
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 4]
+    assert {"loss", "grad_norm", "lr", "samples_per_second", "data_wait_fraction", "skipped_steps"} <= lines[0].keys()
+    assert "valid_loss" in lines[2]
+
+
+def test_unreadable_samples_are_skipped_and_listed() -> None:
+    from helicon.data.dataset import BadFile
+
+    class Holey(Points):
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            if index == 7:
+                raise BadFile("seven.png", "truncated")
+            return super().__getitem__(index)
+
+    ToyTrainer(line_task(), dataset=Holey(), results_folder="run", num_train_steps=16).train()
+    assert Path("run/bad_files.txt").read_text() == "seven.png\ttruncated\n"
+
+
+def test_gradient_of_bf16_autocast_on_a_cpu_trains() -> None:
+    task = line_task()
+    before = weights(task)
+    ToyTrainer(task, results_folder="run", mixed_precision="bf16").train()
+    assert all(torch.isfinite(v).all() and v.dtype == torch.float32 for v in weights(task).values())
+    assert any(not torch.equal(v, before[n]) for n, v in weights(task).items())
