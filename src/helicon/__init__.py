@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _home = {
     "load": "helicon.registry",
     "VQGanVAE": "helicon.models.muse.vqgan",
-    "VQGanVAETrainer": "helicon.models.muse.task",
+    "VQGanVAETrainer": "helicon.models.muse.trainers",
     "ImageDataset": "helicon.data.image",
     "Network": "helicon.nn.network",
     "Task": "helicon.engine.task",

@@ -1,11 +1,79 @@
-"""What can be trained, sampled and evaluated: the only list."""
+"""What can be trained: the only list. A new family adds one line to `entries` and a recipe.
 
+Classes are named by text and imported when they are used, so that the list itself is light.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from helicon.engine.checkpoint import resolve
-from helicon.nn.network import Network, load_network
+from helicon.config import ConfigError, Constructor, Recipe, check, nearest, signature_without
+
+if TYPE_CHECKING:
+    from helicon.engine.trainer import Trainer
+    from helicon.nn.network import Network
 
 
-def load(path: str | Path, use_ema: bool = True) -> Network:
+@dataclass(frozen=True)
+class Entry:
+    """One kind of model that can be trained from a recipe."""
+
+    summary: str
+    model: str  # module:class, a Network built from the recipe's `model` section
+    trainer: str  # module:class, a Trainer whose first argument is that network
+    data: str  # module:function, gives the dataset from the recipe's `data` section
+    debug_recipe: str  # trains in seconds on made-up data: what the contract test runs
+
+    def recipe_sections(self) -> Mapping[str, Constructor]:
+        """The constructors whose signatures are the schema of a recipe."""
+        given = ("dataset", "val_dataset", "train_dataloader", "val_dataloader", "folder", "accelerator")
+        trainer = _named(self.trainer)
+        first = next(iter(signature_without(trainer).parameters))
+        return {"model": _named(self.model), "data": _named(self.data), "trainer": signature_without(trainer, first, *given)}
+
+
+entries: dict[str, Entry] = {
+    "vqgan": Entry(
+        summary="image tokenizer: pictures to a grid of codes and back",
+        model="helicon.models.muse.vqgan:VQGanVAE",
+        trainer="helicon.models.muse.trainers:VQGanVAETrainer",
+        data="helicon.models.muse.trainers:training_images",
+        debug_recipe="muse/vqgan-debug",
+    ),
+}
+
+
+def build_trainer(recipe: Recipe, *, results_folder: Path | None = None, resume: bool = False) -> "Trainer":
+    """The trainer a recipe describes, with its network and its data."""
+    from helicon.engine.runtime import seed_everything
+
+    if recipe.trains not in entries:
+        raise ConfigError(f"nothing that can be trained is called {recipe.trains!r}: {nearest(recipe.trains, entries)}")
+    entry = entries[recipe.trains]
+    sections = entry.recipe_sections()
+    keywords = {name: check(constructor, getattr(recipe, name), name) for name, constructor in sections.items()}
+    options = keywords["trainer"]
+    if results_folder is not None:
+        options["results_folder"] = results_folder
+    options.setdefault("results_folder", Path("runs") / recipe.name.replace("/", "-"))
+    if resume:
+        options["resume"] = True
+    seed_everything(options.get("seed", 0))
+    network = _named(entry.model)(**keywords["model"])
+    dataset = _named(entry.data)(**keywords["data"])
+    return _named(entry.trainer)(network, dataset=dataset, **options)
+
+
+def load(path: str | Path, use_ema: bool = True) -> "Network":
     """The network of a run, a checkpoint or a saved folder, with the stages it stands on."""
+    from helicon.engine.checkpoint import resolve
+    from helicon.nn.network import load_network
+
     return load_network(resolve(Path(path)), use_ema=use_ema)
+
+
+def _named(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -92,7 +92,11 @@ def test_paths_out_of_the_folder_are_refused(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("x.jsonl", '{"path": "a"}\n{"file": "b"}', "row 2 of .* has no column path, text: its columns are file"),
+        (
+            "x.jsonl",
+            '{"path": "a", "text": "b"}\n{"file": "b"}',
+            "row 2 of .* has no column path, text: its columns are file",
+        ),
         ("x.jsonl", '{"path": "a", "text": "b"}\n{"path": ', "line 2 of .* is not json"),
         ("x.jsonl", '["a"]', "line 1 of .* is a list, not an object"),
         ("x.jsonl", '{"path": null, "text": "b"}', "row 1 of .* names no file, but None"),
@@ -108,8 +112,6 @@ def test_what_is_wrong_with_a_manifest_is_said(tmp_path: Path, name: str, conten
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(content)
-    if "column path, text" in problem:
-        problem = problem.replace("path, text", "(path, text|text)")
     with pytest.raises(ValueError, match=problem):
         read_manifest(tmp_path / name, ("path", "text"))
 

@@ -24,11 +24,11 @@ class Stateful:
     def __init__(self, length: int):
         self.length, self.begin, self.given = length, 0, 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[tuple[int, float]]:
         begin, self.begin = self.begin, 0
         for value in range(begin, self.length):
             self.given = value + 1
-            yield value
+            yield value, torch.rand(()).item()
 
     def state_dict(self) -> dict:
         return {"given": self.given}

@@ -121,6 +121,8 @@ def test_sixteen_bits_are_scaled_not_cut_off(tmp_path: Path):
     assert torch.equal(one(tmp_path, Image.fromarray(values), 16)[2], image[0])
     wide = to_channels(Image.fromarray(values.astype(np.int32)), 1)
     assert np.asarray(wide).flatten().tolist() == list(range(256))
+    between = np.array([[128, 129, 385, 386]], dtype=np.uint16)  # the nearest of 256 levels, 257 apart
+    assert np.asarray(to_channels(Image.fromarray(between), 1)).tolist() == [[0, 1, 1, 2]]
     with pytest.raises(BadFile, match="no agreed white"):
         ImageTransform(4)(Image.fromarray(values.astype(np.float32)), "x.tif")
 
@@ -277,7 +279,7 @@ def test_hugging_face_datasets():
     with pytest.raises(BadFile, match=r"row 2 2.x: not a readable picture"):
         data[2]
     assert set(image_data(source, 8)[1]) == {"images"}
-    train, valid = split(image_data(source.select([0, 1]), 8), 0.5, 0)
+    _, valid = split(image_data(source.select([0, 1]), 8), 0.5, 0)
     assert valid is not None and torch.equal(valid[0]["images"], valid[0]["images"])
     again = source.rename_columns({"image": "picture", "text": "title"})
     named = image_data(again, 8, captions="column", image_column="picture", text_column="title")

@@ -1,6 +1,7 @@
 import gc
 import itertools
 import multiprocessing
+import os
 import random
 from pathlib import Path
 
@@ -157,6 +158,12 @@ def test_a_users_collate_replays_too():
     assert len({tuple(step[0]["noise"].tolist()) for step in expected}) == 7
 
 
+def test_a_sample_is_drawn_anew_each_epoch():
+    loader = Loader(Numbers(4), batch_size=4, shuffle=False)
+    (first,), (second,) = take(loader, 2)
+    assert not torch.equal(first["noise"], second["noise"])
+
+
 def test_workers_end_with_the_iterator():
     loader = Loader(Numbers(11), batch_size=2, num_workers=2)
     closed, dropped = loader.steps(), loader.steps()
@@ -167,6 +174,16 @@ def test_workers_end_with_the_iterator():
     del dropped
     gc.collect()
     assert multiprocessing.active_children() == []
+
+
+def test_a_signal_to_the_process_group_does_not_reach_the_workers():
+    class Group(Numbers):
+        def fetch(self, index: int, generator: torch.Generator) -> dict:
+            return {"group": os.getpgrp()}
+
+    stream = Loader(Group(4), batch_size=2, num_workers=1).steps()
+    assert next(stream)[0]["group"][0] != os.getpgrp()
+    stream.close()
 
 
 def test_workers_persist_over_epochs():

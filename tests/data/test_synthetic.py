@@ -10,7 +10,7 @@ from helicon.data.synthetic import COLOURS, PLACES, SHAPES, SIZES, SyntheticShap
 def test_the_same_picture_on_every_machine():
     pixels = torch.stack([SyntheticShapes(40, 33, seed=3)[i]["images"] for i in range(40)])
     content = (pixels * 255).round().to(torch.uint8).numpy().tobytes()
-    assert hashlib.sha256(content).hexdigest()[:16] == "golden"
+    assert hashlib.sha256(content).hexdigest()[:16] == "65fe55dc905cda75"
 
 
 def test_samples_are_pictures_with_captions():
@@ -46,17 +46,18 @@ def test_every_word_appears_about_equally_often():
     assert len(SHAPES) >= 6 and len(COLOURS) >= 8
 
 
-def nearest_colour(pixel: torch.Tensor) -> str:
-    return min(COLOURS, key=lambda name: (pixel * 255 - torch.tensor(COLOURS[name])).norm().item())
+def is_colour(image: torch.Tensor, name: str) -> torch.Tensor:
+    """Where, of all named colours, this one is the nearest."""
+    named = torch.tensor(list(COLOURS.values()))[:, :, None, None]
+    return (image * 255 - named).square().sum(dim=1).argmin(dim=0) == list(COLOURS).index(name)
 
 
 def test_the_picture_shows_what_the_caption_says():
     data = SyntheticShapes(200, 64)
     for index in range(200):
         words, image = data.attributes(index), data[index]["images"]
-        corners = image[:, [0, 0, -1, -1], [0, -1, 0, -1]]
-        assert sum(nearest_colour(corners[:, i]) == words.background for i in range(4)) >= 3
-        drawn = torch.tensor([[nearest_colour(image[:, y, x]) == words.colour for x in range(64)] for y in range(64)])
+        assert is_colour(image, words.background)[[0, 0, -1, -1], [0, -1, 0, -1]].sum() >= 3  # the corners
+        drawn = is_colour(image, words.colour)
         area = drawn.float().mean().item() / words.radius**2
         expected = {"circle": 3.14, "square": 2.89, "triangle": 1.30, "star": 1.12, "ring": 2.36, "cross": 2.20}
         assert area == pytest.approx(expected[words.shape], rel=0.25, abs=0.15), words.caption

@@ -102,7 +102,7 @@ def test_a_run_of_two_processes_resumes_on_one_with_the_same_batches(out: Path, 
     """Two processes of batch 2 saved at step 3; one process goes on with 4 samples a step, in the same order."""
     one = line_task()
     resumed = ToyTrainer(one, results_folder=out / "two-then-one", batch_size=2, num_train_steps=6, resume=True)
-    assert (resumed.step, resumed.train_loader.global_batch, resumed.grad_accum_every) == (3, 4, 2)
+    assert (resumed.step, resumed.feed.train.global_batch, resumed.feed.grad_accum_every) == (3, 4, 2)
     resumed.train()
     unbroken = line_task()
     ToyTrainer(unbroken, dataset=Points(), results_folder=tmp_path / "b", batch_size=4, num_train_steps=6).train()

@@ -47,7 +47,9 @@ def test_accumulation_does_not_change_the_logged_loss() -> None:
     losses = []
     for accumulate, size in ((1, 12), (3, 4)):
         logged: list[float] = []
-        trainer = ToyTrainer(line_task(kind=MaskedTask), results_folder=f"run{size}", batch_size=size, grad_accum_every=accumulate)
+        trainer = ToyTrainer(
+            line_task(kind=MaskedTask), results_folder=f"run{size}", batch_size=size, grad_accum_every=accumulate
+        )
         trainer.train(lambda logs, logged=logged: logged.append(float(logs["loss"])))
         losses.append(logged)
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
@@ -64,7 +66,9 @@ def test_an_update_moves_its_own_network_alone() -> None:
     trainer = trained(task)
     moved = {name for name, value in weights(task).items() if not torch.equal(value, before[name])}
     assert moved == {name for name in before if name.startswith("generator")}
-    assert all(p.grad is None for p in task.model.discriminator.parameters()), "no gradient is kept for a frozen network"
+    assert all(p.grad is None for p in task.model.discriminator.parameters()), (
+        "no gradient is kept for a frozen network"
+    )
     assert all(p.requires_grad for p in task.model.discriminator.parameters()), "and it is trainable again afterwards"
     assert trainer.optimizers["discriminator"].schedule.step == 0
 
@@ -114,7 +118,9 @@ def test_a_run_that_stays_bad_stops_with_its_step_and_keeps_the_last_good_checkp
 
     torch.manual_seed(3)
     task = Doomed(Line())
-    trainer = ToyTrainer(task, results_folder="run", num_train_steps=100, max_bad_steps=6, log_every=2, save_model_every=3)
+    trainer = ToyTrainer(
+        task, results_folder="run", num_train_steps=100, max_bad_steps=6, log_every=2, save_model_every=3
+    )
     with pytest.raises(TrainingDiverged, match="since step 5 .*resume it with a lower lr"):
         trainer.train()
     assert trainer.step == 10

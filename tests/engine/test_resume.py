@@ -21,7 +21,14 @@ TIMES = {"samples_per_second", "data_wait_fraction"}  # what may differ between 
 
 def trainer(folder: str | Path, steps: int = 30, name: str = "line", **options: object) -> ToyTrainer:
     task = line_task(dropout=0.3) if name == "line" else pair_task()
-    chosen = {"save_model_every": 3, "log_every": 1, "valid_frac": 0.2, "save_results_every": 4, "warmup_steps": 10, "scheduler": "cosine"}
+    chosen = {
+        "save_model_every": 3,
+        "log_every": 1,
+        "valid_frac": 0.2,
+        "save_results_every": 4,
+        "warmup_steps": 10,
+        "scheduler": "cosine",
+    }
     return ToyTrainer(task, results_folder=folder, num_train_steps=steps, resume=True, **(chosen | options))
 
 
@@ -118,7 +125,9 @@ def test_another_number_of_workers_gives_the_same_run(unbroken: tuple[str, ToyTr
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "unfinished"])
-def test_a_damaged_checkpoint_is_found_out_and_the_one_before_used(damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_used(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     half = trainer("run", steps=9)
     while half.step < 6:
         half.train_step()
@@ -150,7 +159,9 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
         trainer("run", steps=10**6, save_model_every=10**6, val_every=10**6, save_results_every=10**6).train()
 
     child = children.start(work, said="said.txt")
-    children.wait_for(lambda: Path("run/metrics.jsonl").exists() and len(Path("run/metrics.jsonl").read_text().splitlines()) > 3)
+    children.wait_for(
+        lambda: Path("run/metrics.jsonl").exists() and len(Path("run/metrics.jsonl").read_text().splitlines()) > 3
+    )
     code = children.kill(child, number)
     said = Path("said.txt").read_text().replace("\n", " ")
     assert code == (143 if number == signal.SIGTERM else 130)
@@ -164,7 +175,13 @@ def test_a_foreign_dataloader_resumes_where_it_stood() -> None:
     def run(folder: str, steps: int) -> ToyTrainer:
         source = torch.utils.data.DataLoader(Points(), batch_size=4, shuffle=True)
         made = ToyTrainer(
-            line_task(), dataset=None, train_dataloader=source, results_folder=folder, num_train_steps=steps, resume=True, log_every=1
+            line_task(),
+            dataset=None,
+            train_dataloader=source,
+            results_folder=folder,
+            num_train_steps=steps,
+            resume=True,
+            log_every=1,
         )
         made.train()
         return made

@@ -63,7 +63,7 @@ def test_the_given_validation_set_is_the_one_used() -> None:
 
     torch.manual_seed(3)
     trainer = ToyTrainer(Watching(Line()), val_dataset=Marked(8), valid_frac=0.5)
-    assert len(trainer.dataset) == 64, "nothing is held out of the training set then"
+    assert len(trainer.feed.dataset) == 64, "nothing is held out of the training set then"
     trainer.validate()
 
 
@@ -127,7 +127,9 @@ def test_validating_more_often_does_not_change_training() -> None:
     results = []
     for every in (1, 1000):
         task = line_task(dropout=0.4)
-        ToyTrainer(task, results_folder=f"run{every}", valid_frac=0.2, val_every=every, save_results_every=every).train()
+        ToyTrainer(
+            task, results_folder=f"run{every}", valid_frac=0.2, val_every=every, save_results_every=every
+        ).train()
         results.append(weights(task))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
@@ -136,8 +138,8 @@ def test_validation_uses_the_averaged_weights() -> None:
     trainer = ToyTrainer(line_task(), results_folder="run", val_dataset=Points(8), num_train_steps=5, ema_beta=0.9)
     trainer.train()
     with trainer.ema.swapped_in():
-        averaged = float(trainer.task.validate(next(iter(trainer.valid_loader.validation(None)))).total)
-    online = float(trainer.task.validate(next(iter(trainer.valid_loader.validation(None)))).total)
+        averaged = float(trainer.task.validate(next(iter(trainer.feed.valid.validation(None)))).total.detach())
+    online = float(trainer.task.validate(next(iter(trainer.feed.valid.validation(None)))).total.detach())
     first_batch_only = ToyTrainer.validate
     trainer.options = trainer.options.__class__(**{**trainer.options.__dict__, "val_num_batches": 1})
     assert first_batch_only(trainer)["valid_loss"] == pytest.approx(averaged, rel=1e-6)
@@ -244,7 +246,14 @@ def test_a_trainer_is_no_module_and_keeps_the_words_of_scripts() -> None:
 def test_train_step_returns_named_tensors_and_log_fn_sees_them() -> None:
     trainer = ToyTrainer(pair_task(), num_train_steps=3)
     logs = trainer.train_step()
-    assert logs.keys() == {"loss", "discriminator_loss", "lr", "discriminator_lr", "grad_norm", "discriminator_grad_norm"}
+    assert logs.keys() == {
+        "loss",
+        "discriminator_loss",
+        "lr",
+        "discriminator_lr",
+        "grad_norm",
+        "discriminator_grad_norm",
+    }
     assert all(isinstance(value, Tensor) and value.ndim == 0 for value in logs.values())
     seen: list[Any] = []
     trainer.train(seen.append)
@@ -292,7 +301,10 @@ class Recorder(GeneralTracker):
 def test_wandb_tracker_passes_hyper_parameters_on_and_ends_when_training_raises() -> None:
     recorder = Recorder()
     trainer = ToyTrainer(line_task(), results_folder="run", trackers=[recorder], log_every=1)
-    with pytest.raises(RuntimeError, match="of the user"), trainer.wandb_tracker("project", "run", {"lr": 0.5, "note": "mine"}):
+    with (
+        pytest.raises(RuntimeError, match="of the user"),
+        trainer.wandb_tracker("project", "run", {"lr": 0.5, "note": "mine"}),
+    ):
         trainer.train(lambda logs: (_ for _ in ()).throw(RuntimeError("of the user")))
     assert recorder.told[0] == ("config", {"lr": 0.5, "note": "mine"})
     assert ("log", 1) in recorder.told

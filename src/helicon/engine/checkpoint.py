@@ -5,15 +5,17 @@
         model.safetensors    weights
         ema.safetensors      averaged weights, where there are some
         state/               optimizers, loss scale, random states of every rank, data position, step, tracker run
-        manifest.json        size and sha256 of every other file; written last
+        manifest.json        size and sha256 of every other file, and of itself; written last
 
 A folder is filled under a temporary name, every file is flushed to the disk, and the folder is renamed into place. A kill
 at any moment leaves either the old state or the new one. Hashing and writing happen in a background thread on copies in
 main memory, while training goes on.
 """
 
+import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -73,30 +75,41 @@ def write(snapshot: Snapshot, folder: Path) -> None:
             str(path.relative_to(temporary)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in files
         }
         manifest = {"format": FORMAT, "step": snapshot.step, **snapshot.facts, "files": listed}
-        (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
-        for path in [*files, temporary / MANIFEST_FILE, temporary / STATE_FOLDER, temporary]:
+        (temporary / MANIFEST_FILE).write_text(json.dumps({**manifest, "sha256": _seal(manifest)}, indent=2) + "\n")
+        for path in [*temporary.rglob("*"), temporary]:
             flush(path)
         _replace(temporary, folder)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for leftover in (temporary, snapshot.shards):
+            if leftover is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
         raise
     flush(folder.parent)
 
 
 def _replace(temporary: Path, folder: Path) -> None:
-    """Puts a finished folder in place; a folder of that name steps aside first, and returns if the rename fails."""
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    aside = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
+    """Puts a finished folder in place; one of that name steps aside first, and returns if the rename fails."""
+    aside = _aside(folder)
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
     try:
         temporary.rename(folder)
     except OSError:
-        aside.rename(folder)
+        if aside.exists():
+            aside.rename(folder)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    """Where a checkpoint stands for the moment in which another takes its place (and stays, if a kill comes just then)."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A hash of all that a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:
@@ -114,9 +127,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{folder} has no {MANIFEST_FILE}: it is no checkpoint, or was never finished")
     try:
         manifest = json.loads(path.read_text())
-        manifest["files"], manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        is_whole = manifest.pop("sha256") == _seal(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} is damaged") from error
+    if not is_whole:
+        raise DamagedCheckpoint(f"{path} is damaged: its content has changed since it was written")
     if manifest["format"] > FORMAT:
         raise ValueError(
             f"{folder} is in checkpoint format {manifest['format']}, and this version of Helicon reads up to {FORMAT}: upgrade Helicon"
@@ -147,7 +162,8 @@ def checkpoints(run: Path) -> list[Path]:
 
 def newest_whole(run: Path) -> Path | None:
     """The newest checkpoint of a run that is whole; damaged ones are passed over with a warning."""
-    for folder in reversed(checkpoints(run)):
+    aside = [path for path in (run / CHECKPOINTS_FOLDER).glob(".step-*.old") if not _home(path).exists()]
+    for folder in sorted([*checkpoints(run), *aside], key=lambda path: path.name.lstrip("."), reverse=True):
         try:
             verify(folder)
         except DamagedCheckpoint as error:
@@ -157,6 +173,10 @@ def newest_whole(run: Path) -> Path | None:
     return None
 
 
+def _home(aside: Path) -> Path:
+    return aside.with_name(aside.name.removeprefix(".").removesuffix(".old"))
+
+
 def resolve(path: Path) -> Path:
     """The checkpoint (or saved network) that a user's path means: itself, or a run's newest whole one. Verified."""
     if path.is_file():
@@ -164,6 +184,9 @@ def resolve(path: Path) -> Path:
             f"{path} is a file, and Helicon loads folders (config.json + safetensors): "
             "files of other packages are never unpickled; train anew or convert the weights"
         )
+    if not path.exists() and (_aside(path) / MANIFEST_FILE).exists():
+        logger.warning("%s was being replaced when its process died: using the one before", path)
+        path = _aside(path)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no checkpoint or run folder at {path}")
     if (path / CHECKPOINTS_FOLDER).is_dir():
@@ -212,25 +235,34 @@ class Loaded:
         return self.tensors(EMA_FILE) if self.has(EMA_FILE) else None
 
 
-def prune(run: Path, keep_last: int) -> None:
-    """Deletes old checkpoints, all but the newest `keep_last` and the one of the lowest validation loss."""
-    folders = checkpoints(run)
+def prune(run: Path, keep_last: int, written: Path) -> None:
+    """Deletes old checkpoints, all but the newest `keep_last` up to `written` and the one of the lowest validation loss.
+
+    Later ones than `written` are not counted: the run fell back from them because they are damaged, and will write them anew.
+    """
+    for leftover in written.parent.glob(".step-*"):  # of a kill in the middle of a write or of a deletion
+        shutil.rmtree(leftover, ignore_errors=True)
+    folders = [folder for folder in checkpoints(run) if folder.name <= written.name]
     if keep_last == 0 or len(folders) <= keep_last:
         return
     kept = set(folders[-keep_last:])
-    losses = {
-        folder: read_manifest(folder).get("valid_loss") for folder in folders if (folder / MANIFEST_FILE).exists()
-    }
-    known = {folder: loss for folder, loss in losses.items() if loss is not None}
+    known = {folder: loss for folder in folders if (loss := _valid_loss(folder)) is not None}
     if known:
         kept.add(min(known, key=lambda folder: known[folder]))
     for folder in folders:
         if folder not in kept:
             # Renamed first: a kill half-way through the deletion must not leave a folder that looks like a checkpoint.
-            doomed = folder.with_name(f".{folder.name}.old")
-            shutil.rmtree(doomed, ignore_errors=True)
+            doomed = folder.with_name(f".{folder.name}.deleted")
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _valid_loss(folder: Path) -> float | None:
+    try:
+        loss = read_manifest(folder).get("valid_loss")
+    except ValueError:  # damaged, or of a later version: not the best that is known here
+        return None
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 class BackgroundWriter:
@@ -255,7 +287,7 @@ class BackgroundWriter:
             logger.error("step %d could not be saved (%s); the checkpoints before it are whole", snapshot.step, error)
             return
         try:
-            prune(run, keep_last)
+            prune(run, keep_last, folder)
         except OSError as error:
             logger.warning("old checkpoints of %s could not be deleted (%s)", run, error)
 

@@ -1,6 +1,6 @@
 """Averaged weights (EMA), kept on every rank and swapped in for as long as a `with` block lasts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class EMA:
     """An exponential moving average of the parameters of some networks; buffers (running statistics) are copied.
 
-    The decay of update n grows as 1 - (1 + n)^(-2/3) up to `beta`, so the average forgets the initial weights quickly.
+    The decay n steps after `update_after_step` grows as 1 - (1 + n)^(-2/3) up to `beta`, so the average forgets the initial weights quickly.
     """
 
     def __init__(
@@ -18,9 +18,10 @@ class EMA:
     ):
         self.networks = dict(networks)
         self.beta, self.update_after_step, self.update_every = beta, update_after_step, update_every
-        self.online = [t for n in self.networks.values() for t in _tensors(n)]
+        self.online = _tensors(self.networks.values())
         self.average = [t.detach().clone() for t in self.online]
         self._is_parameter = [isinstance(t, nn.Parameter) and t.is_floating_point() for t in self.online]
+        self._is_swapped_in = False
 
     def decay(self, step: int) -> float:
         """The decay of the update after `step` steps; 0 (a plain copy) until `update_after_step`."""
@@ -43,11 +44,16 @@ class EMA:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The networks carry the averaged weights inside this block, and their own again after it."""
+        if self._is_swapped_in:  # inside another such block: a second exchange would bring the online weights back
+            yield
+            return
         self._swap()
+        self._is_swapped_in = True
         try:
             yield
         finally:
             self._swap()
+            self._is_swapped_in = False
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -67,6 +73,6 @@ class EMA:
         return {id(online): average for online, average in zip(self.online, self.average, strict=True)}
 
 
-def _tensors(network: nn.Module) -> list[Tensor]:
-    """Parameters and saved buffers, tied ones once (swapping one twice would undo the swap)."""
-    return list({id(t): t for t in network.state_dict(keep_vars=True).values()}.values())
+def _tensors(networks: Iterable[nn.Module]) -> list[Tensor]:
+    """Parameters and saved buffers, tied or shared ones once (swapping one twice would undo the swap)."""
+    return list({id(t): t for network in networks for t in network.state_dict(keep_vars=True).values()}.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from helicon.engine.options import TrainerOptions
@@ -56,10 +56,9 @@ class OptimizerSettings:
             }
             settings |= {name: value for name, value in own.items() if value is not None}
             if options.discr_scheduler is not None:
-                settings |= {
-                    "scheduler": options.discr_scheduler,
-                    "scheduler_kwargs": dict(options.discr_scheduler_kwargs),
-                }
+                settings["scheduler"] = options.discr_scheduler
+            if options.discr_scheduler is not None or options.discr_scheduler_kwargs:
+                settings["scheduler_kwargs"] = dict(options.discr_scheduler_kwargs)
         return cls(**settings)
 
 
@@ -83,11 +82,11 @@ class Schedule:
         if chosen == "cosine":
             return CosineAnnealingLR(self._carrier, **{"T_max": max(num_train_steps, 1), **kwargs})
         if isinstance(chosen, str):
-            name, chosen = chosen, getattr(torch.optim.lr_scheduler, chosen, None)
-            if not (isinstance(chosen, type) and issubclass(chosen, LRScheduler)):
-                raise ValueError(
-                    f"scheduler={name!r} is neither 'constant', 'cosine' nor a class of torch.optim.lr_scheduler"
-                )
+            chosen = getattr(torch.optim.lr_scheduler, chosen, None)
+        if not (isinstance(chosen, type) and issubclass(chosen, LRScheduler)):
+            raise ValueError(
+                f"scheduler={settings.scheduler!r} is neither 'constant', 'cosine' nor a class of torch.optim.lr_scheduler"
+            )
         if issubclass(chosen, ReduceLROnPlateau):
             raise ValueError(
                 "scheduler=ReduceLROnPlateau needs a metric at each step: use 'cosine' or another schedule of the step"
@@ -207,6 +206,7 @@ class NetworkOptimizer:
         if not self.named:
             raise ValueError(f"{type(network).__name__} has no trainable parameter: there is nothing to optimise")
         self.parameters = list(self.named.values())
+        self._num_train_steps = num_train_steps
         self.schedule = Schedule(settings, num_train_steps)
         self.optimizers = _build_optimizers(network, self.named, settings)
 
@@ -258,25 +258,41 @@ class NetworkOptimizer:
             raise ValueError(
                 f"the checkpoint has optimizer state for {unknown[0]}, which this network lacks: it is another model's"
             )
+        names = {id(parameter): name for name, parameter in self.named.items()}
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = next(n for n, p in self.named.items() if p is parameter)
-                    if name in by_parameter:
-                        optimizer.state[parameter] = {
-                            k: _placed(v, k, parameter) for k, v in by_parameter[name].items()
-                        }
+            optimizer.state.clear()
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                saved = by_parameter.get(names[id(parameter)])
+                if saved is None:
+                    continue
+                if saved.keys() != _entries(optimizer):
+                    raise ValueError(
+                        f"the checkpoint holds the state of another optimizer than {self.settings.optimizer} "
+                        f"({', '.join(sorted(saved))}): resume with the one it was trained with, or start anew with init_from"
+                    )
+                optimizer.state[parameter] = {k: _placed(v, parameter) for k, v in saved.items()}
+        if step < self.schedule.step:  # an earlier checkpoint than the step this run has reached
+            self.schedule = Schedule(self.settings, self._num_train_steps)
         self.schedule.advance(step - self.schedule.step)
 
 
-def _placed(value: Tensor, entry: str, parameter: Tensor) -> Tensor:
-    """State on its parameter's device, split as the parameter is where that is sharded."""
-    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-        from torch.distributed.tensor import distribute_tensor
+def _entries(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What an optimizer keeps of each parameter."""
+    if isinstance(optimizer, (Lion, Muon)):
+        return {"exp_avg"} if isinstance(optimizer, Lion) else {"momentum"}
+    return {"step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if optimizer.defaults["amsgrad"] else [])}
 
+
+def _placed(value: Tensor, parameter: Tensor) -> Tensor:
+    """State where its parameter is: on its device, split as it is, and laid out in memory as it is.
+
+    (Fused optimizers walk parameter and state side by side in memory: with another layout they would pair wrong elements.)
+    """
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    if isinstance(parameter, DTensor):
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
-    # (Fused optimizers keep even the 0-d step count on the parameter's device.)
-    return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _build_optimizers(

@@ -23,6 +23,37 @@ ALIASES = {
     "random_seed": "seed",
 }
 
+_AT_LEAST = {
+    0: (
+        "num_train_steps",
+        "warmup_steps",
+        "discr_warmup_steps",
+        "num_workers",
+        "keep_last",
+        "ema_update_after_step",
+        "lr",
+        "discr_lr",
+        "initial_lr",
+        "wd",
+    ),
+    1: (
+        "batch_size",
+        "grad_accum_every",
+        "log_every",
+        "save_results_every",
+        "save_model_every",
+        "ema_update_every",
+        "val_every",
+        "val_num_batches",
+        "max_bad_steps",
+    ),
+}
+_CHOICES = {
+    "optimizer": ("adamw", "adam", "lion", "muon"),
+    "mixed_precision": ("auto", "no", "bf16", "fp16"),
+    "compile": ("auto", True, False),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
@@ -38,7 +69,6 @@ class TrainerOptions:
     random_split_seed: int = 42  # chooses the held-out part
     drop_last: bool = True  # leave out an epoch's last incomplete batch; otherwise it is filled from the next epoch
     num_workers: int = 0  # processes that read data, per training process
-    ds_fields: Sequence[str] | None = None  # names for the tuples of a dataset, where types do not tell
 
     # Optimizer of the first network; the discr_* options are the second's, and follow the first where None.
     optimizer: Literal["adamw", "adam", "lion", "muon"] = "adamw"
@@ -92,24 +122,21 @@ class TrainerOptions:
     use_wandb_tracking: bool = False  # the tracker "wandb"
 
     def __post_init__(self) -> None:
-        at_least = {
-            "batch_size": 1,
-            "grad_accum_every": 1,
-            "log_every": 1,
-            "save_results_every": 1,
-            "save_model_every": 1,
-        }
-        at_least |= {"num_train_steps": 0, "warmup_steps": 0, "num_workers": 0, "keep_last": 0, "ema_update_every": 1}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        for name in ("val_every", "val_num_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1, or None")
-        for name, low, high in (("lr", 0.0, float("inf")), ("ema_beta", 0.0, 1.0), ("valid_frac", 0.0, 0.999)):
+        for least, names in _AT_LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not value >= least:
+                    raise ValueError(f"{name}={value!r} must be at least {least}")
+        for name, low, high in (("ema_beta", 0.0, 1.0), ("valid_frac", 0.0, 0.999)):
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name}={getattr(self, name)} must lie between {low} and {high}")
+                raise ValueError(f"{name}={getattr(self, name)!r} must lie between {low} and {high}")
+        for name in ("max_grad_norm", "discr_max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value!r} must be positive (at 0 nothing would be learned), or None")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}")
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> "TrainerOptions":

@@ -148,11 +148,14 @@ def _accelerator(options: TrainerOptions) -> Accelerator:
 def _precision(options: TrainerOptions, device: torch.device) -> str:
     chosen = options.mixed_precision
     if chosen == "auto":
-        asked = options.accelerate_kwargs.get("mixed_precision") or getattr(
-            options.accelerator, "mixed_precision", None
-        )
-        if asked in ("bf16", "fp16"):
+        asked = options.accelerate_kwargs.get("mixed_precision")
+        if asked is not None and asked not in ("no", "bf16", "fp16"):
+            raise ValueError(f"mixed_precision={asked!r} in accelerate_kwargs must be one of 'no', 'bf16', 'fp16'")
+        own = getattr(options.accelerator, "mixed_precision", None)  # "no" is also what a user who said nothing has
+        if asked is not None:
             chosen = asked
+        elif own in ("bf16", "fp16"):
+            chosen = own
         else:
             chosen = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
     if chosen == "fp16" and device.type == "cpu":

@@ -94,15 +94,15 @@ def _capture(trainer: "Trainer", folder: Path) -> Snapshot | None:
 
 
 def _trainer_document(trainer: "Trainer") -> dict[str, Any]:
-    loader = trainer.train_loader
+    loader = trainer.feed.train
     return {
         "step": trainer.step,
         "updates": {name: optimizer.schedule.step for name, optimizer in trainer.optimizers.items()},
         "position": asdict(trainer.position),
         "world_size": trainer.runtime.world_size,
-        "batch_size": trainer.batch_size,
-        "grad_accum_every": trainer.grad_accum_every,
-        "samples": len(trainer.dataset) if isinstance(loader, Loader) else None,
+        "batch_size": trainer.feed.batch_size,
+        "grad_accum_every": trainer.feed.grad_accum_every,
+        "samples": len(trainer.feed.dataset) if isinstance(loader, Loader) else None,
         "loader": None if isinstance(loader, Loader) else _jsonable(loader.state),
         "valid_loss": trainer.valid_loss,
         "bad_steps": [float(trainer.bad_steps), float(trainer.bad_in_a_row)],
@@ -152,16 +152,16 @@ def restore(trainer: "Trainer", path: Path) -> None:
 
 def _restore_data(trainer: "Trainer", document: dict[str, Any]) -> None:
     trainer.position = Position(**document["position"])
-    loader = trainer.train_loader
+    loader = trainer.feed.train
     if not isinstance(loader, Loader):
         if document["loader"] is not None:
             loader.load_state(document["loader"])
         return
-    if document["samples"] not in (None, len(trainer.dataset)):
+    if document["samples"] not in (None, len(trainer.feed.dataset)):
         logger.warning(
             "the run was saved with %d training samples and there are %d now: the order from here on is another",
             document["samples"],
-            len(trainer.dataset),
+            len(trainer.feed.dataset),
         )
     if document["world_size"] != trainer.runtime.world_size:
         _keep_global_batch(trainer, document)
@@ -171,16 +171,16 @@ def _keep_global_batch(trainer: "Trainer", document: dict[str, Any]) -> None:
     """On another number of processes, accumulation (or else the local batch) changes so that a step sees the same samples."""
     whole = document["batch_size"] * document["grad_accum_every"] * document["world_size"]
     processes = trainer.runtime.world_size
-    if whole % (processes * trainer.batch_size) == 0:
-        trainer.grad_accum_every = whole // (processes * trainer.batch_size)
-    elif whole % (processes * trainer.grad_accum_every) == 0:
-        trainer.batch_size = whole // (processes * trainer.grad_accum_every)
+    batch_size, accumulate = trainer.feed.batch_size, trainer.feed.grad_accum_every
+    if whole % (processes * batch_size) == 0:
+        trainer.feed.set_batch(batch_size, whole // (processes * batch_size))
+    elif whole % (processes * accumulate) == 0:
+        trainer.feed.set_batch(whole // (processes * accumulate), accumulate)
     else:
         raise ValueError(
             f"the run was saved with {whole} samples per step, which {processes} processes cannot share evenly: "
             f"resume on a number of processes that divides {whole}"
         )
-    trainer.train_loader = trainer.make_loader()
 
 
 def _restore_randomness(trainer: "Trainer", states: list[dict[str, Any]]) -> None:

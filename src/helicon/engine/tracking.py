@@ -3,7 +3,9 @@
 import json
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ class Reporter:
         if self._progress is not None:
             self._progress.update(self._task, completed=step, status=status)
         else:
-            self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True)
+            self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True, markup=False)
 
     def _status(self) -> str:
         known = self._latest
@@ -89,6 +91,42 @@ class Reporter:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+
+
+class Clock:
+    """Training time, units and operations since the last report; looking and saving do not count."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._paused = self._waited = self._flops = 0.0
+        self._units = 0
+
+    def count(self, units: int, flops: float) -> None:
+        self._units += units
+        self._flops += flops
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - start
+
+    def read(self, unit: str, processes: int, peak: float | None) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
+        values = {
+            f"{unit}_per_second": self._units * processes / seconds,
+            "data_wait_fraction": min(self._waited / seconds, 1.0),
+        }
+        if peak is not None and self._flops:
+            values["flop_utilisation"] = self._flops / seconds / peak
+        self.__init__()  # type: ignore[misc]
+        return values
 
 
 class Trackers:
@@ -140,7 +178,7 @@ def _drop_lines_after(path: Path, step: int) -> None:
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             logger.warning("%s: an unfinished line of the interrupted run was dropped", path)
     temporary = path.with_suffix(".writing")
     temporary.write_text("".join(f"{line}\n" for line in kept))

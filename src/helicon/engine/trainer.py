@@ -7,7 +7,6 @@ import inspect
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, asdict, fields, replace
@@ -17,17 +16,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from helicon.data.foreign import ForeignLoader
-from helicon.data.loader import Loader, Position
-from helicon.data.split import split
+from helicon.data.loader import Position
 from helicon.engine import state
 from helicon.engine.checkpoint import BackgroundWriter, resolve
 from helicon.engine.ema import EMA
+from helicon.engine.feed import Feed
 from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
 from helicon.engine.options import TrainerOptions
 from helicon.engine.runtime import Runtime, fixed_randomness, seed_everything
 from helicon.engine.task import Batch, Task
-from helicon.engine.tracking import Reporter, Trackers, plain_hyper_parameters
+from helicon.engine.tracking import Clock, Reporter, Trackers, plain_hyper_parameters
 from helicon.nn.network import Network, load_network
 
 logger = logging.getLogger(__name__)
@@ -73,7 +71,16 @@ class Trainer:
                 f"shard=True trains one network, and {type(task).__name__} has {' and '.join(task.networks)}: leave it out"
             )
         self.results_folder = self._claim_folder()
-        self._set_data(dataset, val_dataset, train_dataloader, val_dataloader, collate)
+        self.feed = Feed(
+            self.options,
+            self.runtime,
+            self.results_folder,
+            dataset,
+            val_dataset,
+            train_dataloader,
+            val_dataloader,
+            collate,
+        )
 
         if self.options.init_from is not None:
             state.load_weights(task.model, load_network(resolve(Path(self.options.init_from))))
@@ -113,7 +120,7 @@ class Trainer:
         self._sample_batch: Batch | None = None
         self._inside_session = False
         self._signal: int | None = None
-        self._clock = _Clock()
+        self._clock = Clock()
         seed_everything(self.options.seed * 1_000_003 + self.runtime.rank)
         if self.options.resume:
             self._resume()
@@ -123,7 +130,7 @@ class Trainer:
     def train(self, log_fn: Callable[[Logs], Any] | None = None) -> None:
         """Trains to `num_train_steps`, from wherever the run stands; `log_fn` gets each step's named tensors."""
         self.trackers.start(self.name, self._hyper_parameters())
-        with self._session():
+        with self.session():
             while self.step < self.options.num_train_steps:
                 logs = self.train_step()
                 if log_fn is not None:
@@ -141,7 +148,7 @@ class Trainer:
                 micro = [self.runtime.to_device(batch) for batch in self._next_batches()]
             logs = self._optimize(micro)
             self.step += 1
-            self.position = self.train_loader.after(self.position)
+            self.position = self.feed.train.after(self.position)
             if self.ema is not None:
                 self.ema.update(self.step)
             self._clock.count(
@@ -203,7 +210,7 @@ class Trainer:
         if logs_now:
             self._report(logs)
         with self._clock.paused():
-            if self.valid_loader is not None and due(options.val_every or options.save_results_every):
+            if self.feed.valid is not None and due(options.val_every or options.save_results_every):
                 self.log(**self.validate())
             if due(options.save_results_every):
                 self._write_samples()
@@ -261,13 +268,13 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """The validation losses of the averaged (or else the online) weights on the fixed validation batches, over all ranks."""
-        if self.valid_loader is None:
+        if self.feed.valid is None:
             raise ValueError("there is no validation set: give val_dataset, or valid_frac > 0")
         names: list[str] = []
         sums: Tensor | None = None
         with self.inference(seed=self.options.seed):
-            for batch in self.valid_loader.validation(self.options.val_num_batches):
-                batch = self.runtime.to_device(batch)
+            for batch in self.feed.valid.validation(self.options.val_num_batches):
+                batch = self.runtime.to_device(self.prepare(batch))
                 weight = torch.as_tensor(self._items(batch), dtype=torch.float64, device="cpu")
                 loss = self.task.validate(batch)
                 names = ["valid_loss", *(f"valid_{name}" for name in loss.parts)]
@@ -293,8 +300,7 @@ class Trainer:
         if not (self.is_main or self.runtime.shards):
             return
         if self._sample_batch is None:
-            loader = self.valid_loader or self.train_loader
-            self._sample_batch = self.runtime.to_device(next(iter(loader.validation(1))))
+            self._sample_batch = self.runtime.to_device(self.prepare(self.feed.first_batch()))
         samples = {}
         with self._mode(False), torch.no_grad(), self.runtime.autocast():
             with fixed_randomness(self.options.seed):
@@ -366,10 +372,10 @@ class Trainer:
         raise KeyboardInterrupt if asked == signal.SIGINT else SystemExit(128 + asked)
 
     @contextmanager
-    def _session(self) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
         """Train mode, reports and signal handlers for the length of a run; all is put back and ended also when it raises."""
         self.reporter.start(self.step)
-        self._clock = _Clock()
+        self._clock = Clock()
         self._signal = None
         handlers = {}
         if threading.current_thread() is threading.main_thread():
@@ -402,69 +408,6 @@ class Trainer:
         state.claim_folder(folder, self.runtime, options.resume, bool(options.force_clear_prev_results))
         return folder
 
-    def _set_data(self, dataset: Any, val_dataset: Any, train_loader: Any, val_loader: Any, collate: Any) -> None:
-        options = self.options
-        if (dataset is None) == (train_loader is None):
-            raise ValueError("give either a dataset (or folder) or a train_dataloader")
-        if dataset is not None and val_dataset is None and val_loader is None and options.valid_frac > 0:
-            dataset, val_dataset = split(dataset, options.valid_frac, options.random_split_seed)
-        self.dataset, self.val_dataset, self._collate = dataset, val_dataset, collate
-        self.batch_size, self.grad_accum_every = self._local_batch(), options.grad_accum_every
-        self.train_loader = (
-            self.make_loader() if dataset is not None else self._foreign(train_loader, self.grad_accum_every)
-        )
-        self.valid_loader: Loader | ForeignLoader | None = None
-        if val_loader is not None:
-            self.valid_loader = self._foreign(val_loader)
-        elif val_dataset is not None:
-            # A sharded network needs every process in each forward: each then goes through the whole validation set.
-            self.valid_loader = Loader(
-                val_dataset,
-                batch_size=self.batch_size,
-                rank=0 if self.runtime.shards else self.runtime.rank,
-                world_size=1 if self.runtime.shards else self.runtime.world_size,
-                seed=options.seed,
-                shuffle=False,
-                drop_last=False,
-                collate=collate,
-                bad_files=self._bad_files(),
-            )
-
-    def _foreign(self, source: Any, grad_accum_every: int = 1) -> ForeignLoader:
-        ranks = {"rank": self.runtime.rank, "world_size": self.runtime.world_size}
-        return ForeignLoader(source, grad_accum_every=grad_accum_every, seed=self.options.seed, **ranks)
-
-    def make_loader(self) -> Loader:
-        """The training data, for the batch size and accumulation that hold now."""
-        loader = Loader(
-            self.dataset,
-            batch_size=self.batch_size,
-            grad_accum_every=self.grad_accum_every,
-            rank=self.runtime.rank,
-            world_size=self.runtime.world_size,
-            seed=self.options.seed,
-            drop_last=self.options.drop_last,
-            num_workers=self.options.num_workers,
-            collate=self._collate,
-            pin_memory=self.device.type == "cuda",
-            bad_files=self._bad_files(),
-        )
-        loader.check()
-        return loader
-
-    def _bad_files(self) -> Path | None:
-        return self.results_folder / "bad_files.txt" if self.runtime.is_main else None
-
-    def _local_batch(self) -> int:
-        size, processes = self.options.batch_size, self.runtime.world_size
-        if not self.options.split_batches:
-            return size
-        if size % processes:
-            raise ValueError(
-                f"batch_size={size} cannot be split over {processes} processes: make it a multiple of {processes}"
-            )
-        return size // processes
-
     def _averaged(self) -> EMA | None:
         options = self.options
         networks = {name: self.raw[name] for name in self.task.averaged}
@@ -474,8 +417,12 @@ class Trainer:
 
     def _next_batches(self) -> list[Batch]:
         if self._batches is None:
-            self._batches = self.train_loader.steps(self.position)
-        return next(self._batches)
+            self._batches = self.feed.train.steps(self.position)
+        return [self.prepare(batch) for batch in next(self._batches)]
+
+    def prepare(self, batch: Any) -> Batch:
+        """A batch of a user's own DataLoader as the task knows it; families name the entries of tuples here."""
+        return batch
 
     def _hyper_parameters(self) -> dict[str, Any]:
         return plain_hyper_parameters(
@@ -557,42 +504,6 @@ class Trainer:
     @property
     def unwrapped_model(self) -> Network:
         return self.task.model
-
-
-class _Clock:
-    """Training time, units and operations since the last report; looking and saving do not count."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._paused = self._waited = self._flops = 0.0
-        self._units = 0
-
-    def count(self, units: int, flops: float) -> None:
-        self._units += units
-        self._flops += flops
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._paused += time.perf_counter() - start
-
-    def read(self, unit: str, processes: int, peak: float | None) -> dict[str, float]:
-        seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
-        values = {
-            f"{unit}_per_second": self._units * processes / seconds,
-            "data_wait_fraction": min(self._waited / seconds, 1.0),
-        }
-        if peak is not None and self._flops:
-            values["flop_utilisation"] = self._flops / seconds / peak
-        self.__init__()  # type: ignore[misc]
-        return values
 
 
 def _option_parameter(entry: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:

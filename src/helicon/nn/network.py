@@ -31,6 +31,8 @@ WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
 STAGES_FOLDER = "stages"
 
+_MARKS = {"stage", "network", "callable"}  # what stands in a config for a value that is not plain data
+
 _named_callables: dict[str, Callable[..., Any]] = {}
 
 
@@ -103,13 +105,14 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
                 f"these weights are not of this {type(self).__name__}: "
                 f"missing {_some(missing)}, not expected {_some(unexpected)}; build it with the arguments it was saved with"
             )
+        for name, value in expected.items():
+            if value.shape != state[name].shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(state[name].shape)} in the file and {tuple(value.shape)} in this "
+                    f"{type(self).__name__}; build it with the arguments it was saved with"
+                )
         with torch.no_grad():
             for name, value in expected.items():
-                if value.shape != state[name].shape:
-                    raise ValueError(
-                        f"{name} has shape {tuple(state[name].shape)} in the file and {tuple(value.shape)} in this "
-                        f"{type(self).__name__}; build it with the arguments it was saved with"
-                    )
                 value.copy_(state[name])
 
     def _foreign_tensors(self) -> set[int]:
@@ -127,26 +130,31 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
             config["stages"][name] = stage_reference(folder, f"{STAGES_FOLDER}/{name}")
         write_json(save_directory / CONFIG_FILE, config)
         save_state(self.own_state(), save_directory / WEIGHTS_FILE)
+        (save_directory / EMA_FILE).unlink(missing_ok=True)  # another network's: it would be loaded instead of this one
 
     @classmethod
-    def _from_pretrained(
+    def from_pretrained(
         cls,
+        pretrained_model_name_or_path: str | Path,
         *,
-        model_id: str,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
         force_download: bool = False,
-        local_files_only: bool = False,
         token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
         **arguments: Any,
     ) -> Any:
-        folder = Path(model_id)
+        """The network saved in a folder or on the Hub; `arguments` replace constructor arguments (and `use_ema`).
+
+        (The mixin's own would hand the entries of config.json to any constructor that takes `**kwargs`.)
+        """
+        folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
             folder = Path(
                 snapshot_download(
-                    repo_id=model_id,
+                    repo_id=str(pretrained_model_name_or_path),
                     revision=revision,
                     cache_dir=cache_dir,
                     force_download=force_download,
@@ -154,8 +162,6 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
                     token=token,
                 )
             )
-        # The mixin hands the entries of config.json to any constructor that takes **kwargs; they are no arguments.
-        arguments = {key: value for key, value in arguments.items() if key not in ("class", "helicon", "arguments", "stages")}
         network = load_network(folder, **arguments)
         if not isinstance(network, cls):
             raise ValueError(
@@ -168,11 +174,12 @@ def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Networ
     """Rebuilds the network saved in `folder`, with the stages its config names; `arguments` replace constructor arguments."""
     config = read_config(folder)
     network_class = find_class(config["class"])
-    stages = {
-        name: _load_stage(folder, name, reference, network_class.__name__)
-        for name, reference in config.get("stages", {}).items()
-        if name not in arguments
-    }
+    references = config.get("stages", {})
+    # A stage inside a part has a dotted name, which is no argument of the constructor but can be replaced all the same.
+    stages = {name: arguments.pop(name) for name in references if "." in name and name in arguments}
+    for name, reference in references.items():
+        if name not in arguments and name not in stages:
+            stages[name] = _load_stage(folder, name, reference, network_class.__name__)
     decoded = {key: _decode(value, stages) for key, value in config["arguments"].items() if key not in arguments}
     network = network_class(**decoded, **arguments)
     network.load_own_state(load_state(folder / WEIGHTS_FILE))
@@ -180,7 +187,8 @@ def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Networ
         averaged = load_state(folder / EMA_FILE)
         network.load_own_state({**network.own_state(), **averaged})
         logger.info("%s: using the averaged (EMA) weights", folder)
-    network.source, network.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
+    if use_ema or not (folder / EMA_FILE).exists():  # otherwise the folder, read again, would give other weights
+        network.source, network.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
     return network.eval()
 
 
@@ -200,7 +208,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def stage_reference(folder: Path, path: str) -> dict[str, Any]:
     """What a later stage records of an earlier one: where it is, the hash of its weights and its whole config."""
-    return {"path": path, "sha256": sha256(folder / WEIGHTS_FILE), "config": read_config(folder)}
+    return {"path": path, **_weights_hashes(folder), "config": read_config(folder)}
+
+
+def _weights_hashes(folder: Path) -> dict[str, str | None]:
+    averaged = folder / EMA_FILE
+    return {"sha256": sha256(folder / WEIGHTS_FILE), "ema_sha256": sha256(averaged) if averaged.exists() else None}
 
 
 def class_path(network_class: type) -> str:
@@ -214,6 +227,8 @@ def find_class(path: str) -> type[Network]:
         try:
             importlib.import_module(module_name)
         except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and needs a package that is not
             raise ValueError(f"this version of Helicon ({helicon.__version__}) has no {path}") from error
     found = getattr(sys.modules.get(module_name), name, None)
     if not (isinstance(found, type) and issubclass(found, Network)):
@@ -250,7 +265,7 @@ def _load_stage(folder: Path, name: str, reference: Mapping[str, Any], owner: st
         raise FileNotFoundError(
             f"{owner} in {folder} was trained on the {name} at {stage}, which is not there: put it back, or pass {name}=..."
         )
-    if sha256(stage / WEIGHTS_FILE) != reference["sha256"]:
+    if any(value != reference.get(key) for key, value in _weights_hashes(stage).items()):
         raise ValueError(
             f"{owner} in {folder} was trained on another {name} than the one now at {stage}: put the old one back, or pass {name}=..."
         )
@@ -259,7 +274,7 @@ def _load_stage(folder: Path, name: str, reference: Mapping[str, Any], owner: st
 
 def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Constructor arguments by name, defaults included: a checkpoint must not change with a later version's defaults."""
-    signature = inspect.signature(cls.__init__)
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     try:
         bound = signature.bind(None, *args, **kwargs)
     except TypeError:
@@ -271,13 +286,22 @@ def _bound_arguments(cls: type, args: tuple, kwargs: dict[str, Any]) -> dict[str
     arguments.pop(next(iter(signature.parameters)))  # self
     extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     further = arguments.pop(extra) if extra else {}
-    return arguments | further
+    return {name: _own_copy(value) for name, value in (arguments | further).items()}
+
+
+def _own_copy(value: Any) -> Any:
+    """Lists and dictionaries as they were given: a constructor (or its caller) may go on to change its own."""
+    if isinstance(value, dict):
+        return {key: _own_copy(item) for key, item in value.items()}
+    return [_own_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _encode(value: Any, key: str, owner: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_encode(item, key, owner) for item in value]
     if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value) or (len(value) == 1 and value.keys() <= _MARKS):
+            raise ValueError(f"{owner}({key}=...) cannot be saved: {dict(value)!r} would read back as something else")
         return {name: _encode(item, key, owner) for name, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -159,7 +159,9 @@ def test_the_caches_spare_the_model(saved: dict[str, Path], tmp_path: Path) -> N
     network.encode(["a", "a", "red", "a"])
     assert read == [2, 2]
     network.cache.folder = None
-    network.encode(["red", "green", "red", "a"])  # "a" was used least recently and is gone
+    network.encode(["green", "a"])  # pushes out "red", which was used least recently
+    assert read == [2, 2, 2]
+    network.encode(["red"])
     assert read == [2, 2, 2, 2]
     later = PretrainedTextEncoder(saved["t5"], cache_folder=tmp_path / "disk")
     read = counting(later)

@@ -1,0 +1,130 @@
+"""Which files there are: those of a folder, or those a manifest lists (jsonl, csv or parquet, one row an item).
+
+Both give paths to open and keys (relative paths) that are the same on every machine.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MANIFEST_EXTENSIONS = (".jsonl", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths, their keys, and where they come from a manifest its other columns, row by row."""
+
+    paths: list[Path]
+    keys: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def find_files(folder: str | Path, exts: Sequence[str]) -> Files:
+    """The files below `folder` with one of the extensions (of any case), sorted; hidden ones are not looked at."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"the data folder {folder} {problem}")
+    suffixes = tuple("." + ext.lower().removeprefix(".") for ext in exts)
+    keys = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if path.suffix.lower() in suffixes)
+    if not keys:
+        raise ValueError(
+            f"{folder} holds no {', '.join(suffix[1:] for suffix in suffixes)} file, nor do its subfolders"
+        )
+    return Files([folder / key for key in keys], keys)
+
+
+def read_manifest(path: str | Path, columns: Sequence[str] = ("path",)) -> Files:
+    """The rows of a manifest. `columns` must be there; the first is the file, absolute or relative to the manifest.
+
+    A relative path that leads out of the manifest's folder is refused: a data set that travels brings its files along.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"the manifest {path} does not exist")
+    rows = _read_rows(path)
+    if not rows:
+        raise ValueError(f"the manifest {path} has no rows")
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in columns if column not in row]
+        if missing:
+            found = ", ".join(map(str, row)) or "none"
+            raise ValueError(f"row {number} of {path} has no column {', '.join(missing)}: its columns are {found}")
+    keys = [_relative_key(row[columns[0]], path, number) for number, row in enumerate(rows, start=1)]
+    return Files([path.parent / key for key in keys], keys, rows)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file below; links are followed, but no folder is entered twice, so a link to a parent does no harm."""
+    entered: set[str] = set()
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for here, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(here)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(here, name) for name in names if not name.startswith("."))
+
+
+def _relative_key(value: Any, manifest: Path, number: int) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"row {number} of {manifest} names no file, but {value!r}")
+    key = Path(os.path.normpath(value))
+    if key.parts[0] == os.pardir:
+        raise ValueError(
+            f"row {number} of {manifest} names {value}, which is outside of the manifest's folder: "
+            "move the manifest above the files, or write absolute paths"
+        )
+    return key.as_posix()
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    extension = path.suffix.lower()
+    if extension == ".jsonl":
+        return _read_jsonl(path)
+    if extension == ".csv":
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin their csv with a byte-order mark
+            return list(csv.DictReader(file))
+    if extension == ".parquet":
+        return _read_parquet(path)
+    raise ValueError(f"{path} is no manifest that can be read: it must end in {', '.join(MANIFEST_EXTENSIONS)}")
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} of {path} is not json ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} of {path} is a {type(row).__name__}, not an object with columns")
+        rows.append(row)
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(
+            f"to read {path}, install pyarrow (pip install pyarrow), or convert it to csv or jsonl"
+        ) from error
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a parquet file ({error})") from error

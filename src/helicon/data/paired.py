@@ -1,0 +1,102 @@
+"""Captions beside media of any kind. Where the text comes from is one thing, how the media are read another.
+
+A source of captions is a sequence of strings, one an item: a column of a manifest, a text file beside each file
+(`x.txt` beside `x.png`), or the name of the folder a file is in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from helicon.data.dataset import BadFile, View
+from helicon.data.files import Files
+
+CaptionSource = Literal["column", "beside", "folder"]
+
+
+@runtime_checkable
+class Captions(Protocol):
+    """One string an item; an item whose text cannot be read raises BadFile."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+
+@dataclass(frozen=True)
+class ColumnCaptions:
+    """The texts in one column of a manifest."""
+
+    rows: Any  # rows[index][column]: a list of dicts, or a Hugging Face dataset
+    column: str
+    keys: Sequence[str] | None = None  # what to call the items that have none
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> str:
+        text = self.rows[index][self.column]
+        if not isinstance(text, str):
+            name = self.keys[index] if self.keys else f"row {index}"
+            raise BadFile(name, f"its column {self.column} holds no text, but {text!r}")
+        return text
+
+
+@dataclass(frozen=True)
+class CaptionsBeside:
+    """`x.txt` beside `x.png`: read when it is asked for."""
+
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        path = self.paths[index].with_suffix(".txt")
+        try:
+            return path.read_text(encoding="utf-8-sig").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadFile(self.paths[index], f"its caption {path.name} cannot be read ({error})") from error
+
+
+@dataclass(frozen=True)
+class FolderCaptions:
+    """The name of the folder a file is in: "red_fox/001.png" is "red fox"."""
+
+    keys: Sequence[str]
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            if not Path(key).parent.name:
+                raise ValueError(f"{key} is in no subfolder, so no folder's name can be its caption")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> str:
+        return Path(self.keys[index]).parent.name.replace("_", " ")
+
+
+def captions_of(files: Files, source: CaptionSource, text_column: str = "text") -> Captions:
+    """The captions of the files of a folder or a manifest."""
+    if source == "column":
+        if not files.rows:
+            raise ValueError('a folder has no columns: use captions="beside" or "folder", or give a manifest')
+        return ColumnCaptions(files.rows, text_column, files.keys)
+    return CaptionsBeside(files.paths) if source == "beside" else FolderCaptions(files.keys)
+
+
+class Paired(View):
+    """Media with their captions: {media: sample, "texts": caption}."""
+
+    def __init__(self, dataset: Any, captions: Captions, media: str):
+        if len(dataset) != len(captions):
+            raise ValueError(f"there are {len(dataset)} items and {len(captions)} captions: each item needs one")
+        super().__init__(dataset)
+        self.captions, self.media = captions, media
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {self.media: sample, "texts": self.captions[index]}

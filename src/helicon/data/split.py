@@ -1,0 +1,63 @@
+"""Training and validation parts of a dataset, the same on every machine and hardly moved by new files.
+
+Items are ranked by a hash of (seed, name), where the name is the relative path or, without one, the index.
+"""
+
+import logging
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from helicon.data.dataset import View, keys_of, unaugmented
+from helicon.data.seeds import mix
+
+logger = logging.getLogger(__name__)
+
+
+class Subset(View):
+    """Some items of a dataset."""
+
+    def __init__(self, dataset: Any, indices: Sequence[int]):
+        super().__init__(dataset)
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def keys(self) -> Sequence[str] | None:
+        keys = keys_of(self.dataset)
+        return None if keys is None else [keys[index] for index in self.indices]
+
+    def place(self, index: int) -> int:
+        return self.indices[index]
+
+
+def split(dataset: Any, valid_frac: float, seed: int) -> tuple[Subset, Subset | None]:
+    """Training part, and validation part without augmentation (None if `valid_frac` is 0)."""
+    keys = keys_of(dataset)
+    train, valid = split_indices(range(len(dataset)) if keys is None else keys, valid_frac, seed)
+    return Subset(dataset, train), Subset(unaugmented(dataset), valid) if valid else None
+
+
+def split_indices(keys: Sequence[str | int], valid_frac: float, seed: int) -> tuple[list[int], list[int]]:
+    """The positions in `keys` of the training and of the validation items, both ascending.
+
+    Validation has at least one item and leaves at least one; of a single item, both have it.
+    """
+    if not 0 <= valid_frac < 1:
+        raise ValueError(f"valid_frac={valid_frac}: it must be at least 0 and less than 1")
+    everything = list(range(len(keys)))
+    if valid_frac == 0:
+        return everything, []
+    if len(keys) == 1:
+        logger.warning("the dataset has one item: it is used for training and for validation")
+        return everything, everything.copy()
+    num_valid = min(max(round(valid_frac * len(keys)), 1), len(keys) - 1)
+    ranked = sorted(everything, key=lambda index: (_rank(seed, keys[index]), index))
+    return sorted(ranked[num_valid:]), sorted(ranked[:num_valid])
+
+
+def _rank(seed: int, key: str | int) -> int:
+    """(One file name may be composed differently by different file systems: é is one character or two.)"""
+    return mix(seed, "split", unicodedata.normalize("NFC", key) if isinstance(key, str) else key)

@@ -1,0 +1,72 @@
+"""The contract every registered family joins by being registered, and every shipped recipe by being shipped."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import helicon
+from helicon import registry
+from helicon.config import load_recipe, recipe_names
+from helicon.engine.trainer import Trainer
+
+
+def build(name: str, folder: str, resume: bool = False, **options: object) -> Trainer:
+    overrides = [f"trainer.{key}={json.dumps(value)}" for key, value in options.items()]
+    recipe = load_recipe(registry.entries[name].debug_recipe, overrides, sections=lambda n: registry.entries[n].recipe_sections())
+    return registry.build_trainer(recipe, results_folder=Path(folder), resume=resume)
+
+
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in trainer.task.model.own_state().items()}
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_shipped_recipe_is_read_and_checked(recipe: str) -> None:
+    read = load_recipe(recipe, sections=lambda name: registry.entries[name].recipe_sections())
+    assert read.trains in registry.entries
+    assert read.summary and read.note("command") == f"helicon train {recipe}" and read.note("time") and read.note("result")
+
+
+@pytest.mark.parametrize("name", registry.entries)
+def test_the_validation_loss_falls(name: str) -> None:
+    trainer = build(name, "run")
+    before = trainer.validate()["valid_loss"]
+    trainer.train()
+    assert trainer.validate()["valid_loss"] < before
+
+
+@pytest.mark.parametrize("name", registry.entries)
+def test_a_run_stopped_and_resumed_equals_the_unbroken_one(name: str) -> None:
+    often = {"save_model_every": 2, "num_train_steps": 6, "save_results_every": 3}
+    whole = build(name, "whole", **often)
+    whole.train()
+    half = build(name, "broken", **often)
+    while half.step < 4:
+        half.train_step()
+    half.writer.wait()
+    resumed = build(name, "broken", resume=True, **often)
+    assert resumed.step == 4
+    resumed.train()
+    assert all(torch.equal(state(resumed)[key], value) for key, value in state(whole).items())
+    assert all(torch.equal(a, b) for a, b in zip(resumed.ema.average, whole.ema.average, strict=True))
+
+
+@pytest.mark.parametrize("name", registry.entries)
+def test_what_is_loaded_is_what_was_saved(name: str) -> None:
+    trainer = build(name, "run", num_train_steps=2)
+    trainer.train()
+    loaded = helicon.load("run")
+    assert type(loaded) is type(trainer.task.model)
+    batch = next(iter(trainer.feed.valid.validation(1)))
+    with trainer.inference(seed=0):
+        expected = trainer.task.validate(batch).total
+    again = build(name, "again", num_train_steps=2)
+    again.task.model.load_own_state(loaded.own_state())
+    with again._mode(False), torch.no_grad():
+        torch.manual_seed(0)
+        assert torch.equal(again.task.validate(batch).total, expected)
+    loaded.save_pretrained("exported")
+    exported = type(loaded).from_pretrained("exported")
+    assert all(torch.equal(exported.own_state()[key], value) for key, value in loaded.own_state().items())
