@@ -31,7 +31,11 @@ class Entry:
         given = ("dataset", "val_dataset", "train_dataloader", "val_dataloader", "folder", "accelerator")
         trainer = _named(self.trainer)
         first = next(iter(signature_without(trainer).parameters))
-        return {"model": _named(self.model), "data": _named(self.data), "trainer": signature_without(trainer, first, *given)}
+        return {
+            "model": _named(self.model),
+            "data": _named(self.data),
+            "trainer": signature_without(trainer, first, *given),
+        }
 
 
 entries: dict[str, Entry] = {

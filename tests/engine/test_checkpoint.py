@@ -100,6 +100,23 @@ def test_a_folder_of_the_same_name_is_replaced() -> None:
     assert not (folder(3) / "stray.txt").exists() and not hidden()
 
 
+def test_every_file_and_folder_is_on_the_disk_before_the_name_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut, a name without the content behind it would be a checkpoint that only looks whole."""
+    done: list[tuple[str, bool]] = []  # what was flushed, and whether the checkpoint had its name by then
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}").replace(".step-00000003.writing", "step-00000003")
+        done.append((os.path.relpath(name), folder(3).exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    save(3)
+    inside = {str(path) for path in [folder(3), *folder(3).rglob("*")]}
+    assert {name for name, is_named in done if not is_named} == inside
+    assert [name for name, is_named in done if is_named] == ["run/checkpoints"], "and then the name itself"
+
+
 # ---------------------------------------------------------------------- damage
 
 

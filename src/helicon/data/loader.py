@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from helicon.data.collate import collate as default_collate
 from helicon.data.dataset import BadFile, read
-from helicon.data.seeds import global_seed, mix, seeded_generator
+from helicon.data.seeds import global_seed, mix, preserved, seeded_generator
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +230,10 @@ class _Samples(Dataset[_Sample]):
 
     dataset: Any
     seed: int
+
+    def __getitems__(self, places: list[Place]) -> list[_Sample]:
+        with preserved():
+            return [self[place] for place in places]
 
     def __getitem__(self, place: Place) -> _Sample:
         epoch, wanted = place

@@ -7,7 +7,8 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +24,36 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(mix(*parts))
 
 
-@contextmanager
-def global_seed(seed: int) -> Iterator[None]:
-    """Seeds the global generators of torch (CPU), numpy and random, and puts them back as they were.
+_preserving: list[list[Any]] = []  # the blocks of `preserved` that are open, each with what it must put back
 
-    Not `torch.manual_seed`, which would also reseed the GPUs, where the training's own randomness lives.
-    """
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    random.seed(seed)
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """After this block the global generators are as they were before it; saved once, however often it seeds them."""
+    saved: list[Any] = []
+    _preserving.append(saved)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        _preserving.pop()
+        if saved:
+            torch.set_rng_state(saved[0])
+            np.random.set_state(saved[1])
+            random.setstate(saved[2])
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seeds the global generators of torch (CPU), numpy and random, and puts them back as they were, at the latest
+    at the end of the `preserved` block around it. (To save and restore them costs 0.2 ms, to seed them a tenth of that.)
+
+    Not `torch.manual_seed`, which would also reseed the GPUs, where the training's own randomness lives.
+    """
+    with nullcontext() if _preserving else preserved():
+        saved = _preserving[-1]
+        if not saved:
+            saved.extend([torch.get_rng_state(), np.random.get_state(), random.getstate()])
+        torch.default_generator.manual_seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        random.seed(seed)
+        yield

@@ -85,6 +85,12 @@ class Runtime:
             network, device_ids=device_ids, **{"broadcast_buffers": False, "gradient_as_bucket_view": True, **chosen}
         )
 
+    def freeze(self, module: nn.Module) -> None:
+        """A module that is only used: compiled, in evaluation mode, without gradients of its own."""
+        module.requires_grad_(False).eval()
+        if self.compiles:
+            module.compile()
+
     @contextmanager
     def without_sync(self, networks: Mapping[str, nn.Module]) -> Iterator[None]:
         """Inside, backward leaves the gradients on this process: for all micro-batches but the last."""

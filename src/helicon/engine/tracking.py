@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,32 @@ class Reporter:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+
+
+class Pending:
+    """Named 0-d tensors of a step on their way to main memory, so that reading them does not wait for later steps."""
+
+    def __init__(self, step: int, *groups: Mapping[str, Tensor]):
+        self.step = step
+        named = {name: value.detach() for group in groups for name, value in group.items()}
+        on_device = {name: value for name, value in named.items() if value.is_cuda}
+        self._here = {name: value for name, value in named.items() if not value.is_cuda}
+        self._names = list(on_device)
+        self._event: torch.cuda.Event | None = None
+        if on_device:
+            stacked = torch.stack([value.double() for value in on_device.values()])
+            self._values = torch.empty(len(on_device), dtype=torch.float64, pin_memory=True).copy_(
+                stacked, non_blocking=True
+            )
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> dict[str, float]:
+        values = {name: float(value) for name, value in self._here.items()}
+        if self._event is not None:
+            self._event.synchronize()
+            values |= dict(zip(self._names, self._values.tolist(), strict=True))
+        return values
 
 
 class Clock:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from helicon.data.loader import Position
+from helicon.data.loader import Loader, Position
 from helicon.engine import state
 from helicon.engine.checkpoint import BackgroundWriter, resolve
 from helicon.engine.ema import EMA
@@ -25,7 +25,7 @@ from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
 from helicon.engine.options import TrainerOptions
 from helicon.engine.runtime import Runtime, fixed_randomness, seed_everything
 from helicon.engine.task import Batch, Task
-from helicon.engine.tracking import Clock, Reporter, Trackers, plain_hyper_parameters
+from helicon.engine.tracking import Clock, Pending, Reporter, Trackers, plain_hyper_parameters
 from helicon.nn.network import Network, load_network
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Trainer:
             state.load_weights(task.model, load_network(resolve(Path(self.options.init_from))))
         task.move_to(self.device)
         for module in task.frozen.values():
-            module.requires_grad_(False).eval()
+            self.runtime.freeze(module)
         self.raw = dict(task.networks)
         self.wrapped = {name: self.runtime.wrap(network, name in task.compiled) for name, network in self.raw.items()}
         self._trainable = {name: [p for p in n.parameters() if p.requires_grad] for name, n in self.raw.items()}
@@ -117,6 +117,8 @@ class Trainer:
         self.writer = BackgroundWriter()
         self._saved_step: int | None = None
         self._batches: Iterator[list[Batch]] | None = None
+        self._ahead: list[Batch] | None = None  # the batches of the coming step
+        self._pending: Pending | None = None  # numbers on their way from the device
         self._sample_batch: Batch | None = None
         self._inside_session = False
         self._signal: int | None = None
@@ -144,8 +146,7 @@ class Trainer:
     def train_step(self) -> Logs:
         """One optimizer step, and what is due after it. Returns named 0-d tensors (on the device: reading one waits)."""
         with nullcontext() if self._inside_session else self._mode(True):
-            with self._clock.waiting_for_data():
-                micro = [self.runtime.to_device(batch) for batch in self._next_batches()]
+            micro = self._next_batches() if self._ahead is None else self._ahead
             logs = self._optimize(micro)
             self.step += 1
             self.position = self.feed.train.after(self.position)
@@ -154,6 +155,9 @@ class Trainer:
             self._clock.count(
                 sum(self.task.units(batch) for batch in micro), sum(self.task.flops(b) or 0.0 for b in micro)
             )
+            # The device is busy with what was just asked of it: time to fetch what comes next, and to read earlier numbers.
+            self._ahead = self._fetch_ahead()
+            self._report()
             self._do_what_is_due(logs)
         return logs
 
@@ -208,7 +212,9 @@ class Trainer:
         self.reporter.advance(step)
         logs_now = due(options.log_every)
         if logs_now:
-            self._report(logs)
+            self._pending = Pending(step, logs, {"skipped_steps": self.bad_steps, "bad_in_a_row": self.bad_in_a_row})
+            if not self._inside_session or self.device.type == "cpu" or is_last:
+                self._report()
         with self._clock.paused():
             if self.feed.valid is not None and due(options.val_every or options.save_results_every):
                 self.log(**self.validate())
@@ -314,9 +320,17 @@ class Trainer:
                 folder.mkdir(parents=True, exist_ok=True)
                 write(folder / f"step-{self.step:08d}-{name}")
 
-    def _report(self, logs: Logs) -> None:
-        """Reads the step's numbers (the only wait of the loop), shows them, and stops a run that has diverged."""
-        values = {name: float(value) for name, value in logs.items()}
+    def _report(self) -> None:
+        """Shows the numbers of the last step that logs, once, and stops a run that has diverged.
+
+        They were sent from the device when that step was launched, and are read after the next one is: so the device never
+        waits for the host to write a line.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        values = pending.read()
+        in_a_row = int(values.pop("bad_in_a_row"))
         if self.runtime.is_distributed:
             gathered = self.runtime.gather(values)
             values |= {
@@ -325,12 +339,10 @@ class Trainer:
         values |= self._clock.read(self.task.unit, self.runtime.world_size, self.runtime.peak_flops())
         if self.device.type == "cuda":
             values["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        values["skipped_steps"] = float(self.bad_steps)
-        self.log(**values)
-        in_a_row = int(self.bad_in_a_row)
+        self._log_at(pending.step, values)
         if in_a_row >= self.options.max_bad_steps:
             raise TrainingDiverged(
-                f"the loss or a gradient has not been finite since step {self.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
+                f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
                 f"the last good checkpoint is in {self.results_folder / 'checkpoints'}: resume it with a lower lr or max_grad_norm"
             )
 
@@ -344,9 +356,10 @@ class Trainer:
         """Continues from a checkpoint folder, or from the newest whole checkpoint of a run folder."""
         self.writer.wait()
         state.restore(self, Path(path))
-        self._batches = None
+        self._batches = self._ahead = self._pending = None
 
     def _save_once(self) -> None:
+        self._report()
         if self._saved_step != self.step:
             state.save_in_background(self)
             self._saved_step = self.step
@@ -392,7 +405,7 @@ class Trainer:
             self.writer.wait()
             self.reporter.stop()
             self.trackers.end()
-            self._batches = None
+            self._batches = self._ahead = self._pending = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._signal is not None:
@@ -416,9 +429,15 @@ class Trainer:
         return EMA(networks, options.ema_beta, options.ema_update_after_step, options.ema_update_every)
 
     def _next_batches(self) -> list[Batch]:
-        if self._batches is None:
-            self._batches = self.feed.train.steps(self.position)
-        return [self.prepare(batch) for batch in next(self._batches)]
+        with self._clock.waiting_for_data():
+            if self._batches is None:
+                self._batches = self.feed.train.steps(self.position)
+            return [self.runtime.to_device(self.prepare(batch)) for batch in next(self._batches)]
+
+    def _fetch_ahead(self) -> list[Batch] | None:
+        """The coming step's batches; not of a user's own loader, whose state must not run ahead of what was learned."""
+        is_own = isinstance(self.feed.train, Loader)
+        return self._next_batches() if is_own and self.step < self.options.num_train_steps else None
 
     def prepare(self, batch: Any) -> Batch:
         """A batch of a user's own DataLoader as the task knows it; families name the entries of tuples here."""
@@ -461,8 +480,12 @@ class Trainer:
 
     def log(self, **values: float) -> None:
         """Numbers of this step, to the console, metrics.jsonl, TensorBoard and the trackers."""
-        self.reporter.log(self.step, values)
-        self.trackers.log(self.step, values)
+        self._report()
+        self._log_at(self.step, values)
+
+    def _log_at(self, step: int, values: Mapping[str, float]) -> None:
+        self.reporter.log(step, values)
+        self.trackers.log(step, values)
 
     def print(self, message: str) -> None:
         self.reporter.say(message)

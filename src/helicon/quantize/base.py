@@ -14,7 +14,7 @@ class Quantized:
     """The outcome of quantizing features `[b, n, d]`."""
 
     values: Tensor  # [b, n, d], gradients pass straight through to the input; masked rows are zero
-    codes: Tensor  # int64 [b, n] for one quantizer, [b, n, q] for a stack; -1 where masked (or dropped by quantize dropout)
+    codes: Tensor  # int64 [b, n] for one quantizer, [b, n, q] for a stack; -1 where masked (or dropped in a stack)
     loss: Tensor  # 0-d, already weighted: add it to the training loss as it is
     parts: dict[str, Tensor]  # detached 0-d tensors worth logging: commitment, entropies, perplexity
 
