@@ -31,7 +31,7 @@ from helicon.engine.checkpoint import (
     write,
 )
 from helicon.nn.network import load_network, load_state
-from toys import Line, ToyTrainer, line_task
+from toys import Line, LineTask, ToyTrainer, line_task
 
 RUN = Path("run")
 
@@ -106,7 +106,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_name_is(monkeypatch: py
     fsync = os.fsync
 
     def recorded(descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}").replace(".step-00000003.writing", "step-00000003")
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink()).replace(".step-00000003.writing", "step-00000003")
         done.append((os.path.relpath(name), folder(3).exists()))
         fsync(descriptor)
 
@@ -433,6 +433,36 @@ def test_a_saved_network_cannot_be_resumed_and_says_what_to_do() -> None:
         ValueError, match="network without training state: start from its weights with init_from='line'"
     ):
         Loaded.open(Path("line"))
+
+
+# ---------------------------------------------------------------------- the stages a run stands on
+
+
+class Upper(Line):
+    """A network that stands on an earlier one."""
+
+    def __init__(self, stage: Line):
+        super().__init__()
+        self.stage = stage.requires_grad_(False)
+
+
+def test_a_checkpoint_refers_to_the_stage_it_was_trained_on_also_when_its_folder_has_changed() -> None:
+    for name in ("kept", "retrained", "unsaved"):
+        stage = Line()
+        if name != "unsaved":
+            stage.save_pretrained(name)
+            stage = Line.from_pretrained(name)
+        if name == "retrained":
+            Line().save_pretrained(name)  # by someone else, while this one is in use
+        trainer = ToyTrainer(
+            LineTask(Upper(stage)), results_folder=f"run-{name}", num_train_steps=2, save_model_every=1
+        )
+        trainer.train()
+        for path in checkpoints(Path(f"run-{name}")):
+            loaded = load_network(path)
+            assert isinstance(loaded, Upper)
+            assert torch.equal(loaded.stage.layers[0].weight, stage.layers[0].weight)
+        assert Path(f"run-{name}/stages").exists() == (name != "kept"), "a copy is made only where it must be"
 
 
 # ---------------------------------------------------------------------- nothing is unpickled

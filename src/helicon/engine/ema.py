@@ -70,6 +70,7 @@ class EMA:
 
     def by_identity(self) -> dict[int, Tensor]:
         """The averaged tensor of each online tensor, by `id`: how a checkpoint finds the names of a whole model."""
+        assert not self._is_swapped_in, "a checkpoint taken now would have online and averaged weights exchanged"
         return {id(online): average for online, average in zip(self.online, self.average, strict=True)}
 
 

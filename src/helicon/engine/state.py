@@ -200,11 +200,19 @@ def load_weights(model: Network, source: Network) -> None:
 
 def _stage_reference(stage: Network, name: str, run: Path, folder: Path) -> dict[str, Any]:
     """Where a later reader finds a stage: the folder it was loaded from, or else a copy saved once in the run."""
-    if stage.source is None or not (stage.source / WEIGHTS_FILE).exists():
-        home = run / STAGES_FOLDER / name
-        stage.save_pretrained(home)
-        stage.source = home.resolve()
-    return stage_reference(stage.source, os.path.relpath(stage.source, folder.resolve()))
+    if stage.source is not None and (stage.source / WEIGHTS_FILE).exists():
+        reference = stage_reference(stage.source, os.path.relpath(stage.source, folder.resolve()))
+        if reference["sha256"] == stage.source_sha256:
+            return reference
+    # Never saved, or what stands in its folder now is another network than the one in use here. (A stage built anew by a
+    # resumed script gets a folder beside the first one's, which earlier checkpoints of the run refer to.)
+    home = run / STAGES_FOLDER / name
+    while home.exists():
+        home = home.with_name(f"{home.name}-again")
+    stage.save_pretrained(home)
+    reference = stage_reference(home, os.path.relpath(home.resolve(), folder.resolve()))
+    stage.source, stage.source_sha256 = home.resolve(), reference["sha256"]
+    return reference
 
 
 def _write_optimizer_shards(trainer: "Trainer", folder: Path, optimizers: dict[str, dict[str, Tensor]]) -> Path:

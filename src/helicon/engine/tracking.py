@@ -33,11 +33,16 @@ class Reporter:
         self._task: Any = None
         self._latest: dict[str, float] = {}
 
+    def take_back(self, step: int) -> None:
+        """Forgets what an interrupted run logged after `step`: it will be logged again."""
+        if self.active:
+            _drop_lines_after(self.run / METRICS_FILE, step)
+
     def start(self, step: int) -> None:
-        """Opens the reports at `step`: what an interrupted run logged after it is taken back, since it will be logged again."""
+        """Opens the reports at `step`."""
         if not self.active:
             return
-        _drop_lines_after(self.run / METRICS_FILE, step)
+        self.take_back(step)
         if self._wants_tensorboard and self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -126,12 +126,13 @@ class Trainer:
         seed_everything(self.options.seed * 1_000_003 + self.runtime.rank)
         if self.options.resume:
             self._resume()
+        # It is about to change: as a stage of something later it is not what it was loaded from.
+        task.model.source = task.model.source_sha256 = None
 
     # ------------------------------------------------------------------ the loop
 
     def train(self, log_fn: Callable[[Logs], Any] | None = None) -> None:
         """Trains to `num_train_steps`, from wherever the run stands; `log_fn` gets each step's named tensors."""
-        self.trackers.start(self.name, self._hyper_parameters())
         with self.session():
             while self.step < self.options.num_train_steps:
                 logs = self.train_step()
@@ -368,6 +369,7 @@ class Trainer:
         newest = state.newest_on_all(self.runtime, self.results_folder)
         if newest is not None:
             self.load(newest)
+            self.reporter.take_back(self.step)
             self._saved_step = self.step
             self.print(f"{self.name}: resuming from step {self.step} ({newest})")
 
@@ -387,14 +389,16 @@ class Trainer:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Train mode, reports and signal handlers for the length of a run; all is put back and ended also when it raises."""
-        self.reporter.start(self.step)
         self._clock = Clock()
         self._signal = None
+        owns_trackers = not self.trackers.started  # or else a `wandb_tracker` block around this ends them
         handlers = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers[number] = signal.signal(number, self._on_signal)
         try:
+            self.reporter.start(self.step)
+            self.trackers.start(self.name, self._hyper_parameters())
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    handlers[number] = signal.signal(number, self._on_signal)
             with self._mode(True):
                 self._inside_session = True
                 yield
@@ -404,7 +408,8 @@ class Trainer:
                 signal.signal(number, handler)
             self.writer.wait()
             self.reporter.stop()
-            self.trackers.end()
+            if owns_trackers:
+                self.trackers.end()
             self._batches = self._ahead = self._pending = None
 
     def _on_signal(self, number: int, frame: Any) -> None:

@@ -1,0 +1,364 @@
+"""The token loop of all autoregressive families: prefill once, then one static step per token.
+
+A step (embed the last token, run the transformer over its cache, sample, note the ends) touches the device only. On
+CUDA it is captured once in a graph and replayed; elsewhere the same code runs eagerly. The host looks only every
+`poll_every` tokens. Noise is drawn outside the step, from the caller's seed: eager and replayed steps see the same.
+
+Letters: b rows of the result, r rows of the transformer (2 b under guidance: with the condition, then without), n
+prompt tokens, d features, v vocabulary, t new tokens, m context tokens, e context features, c size of the condition.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from helicon.nn.sampling import Sampling
+from helicon.nn.transformer import Transformer, run_layer
+
+# All but cuDNN's: with it, two runs of one decode differed (32 rows, more than 128 keys, torch 2.11 on an H200).
+REPRODUCIBLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+SMALLEST_WINDOW = 128  # slots; windows double from here
+
+
+class TokenModel(nn.Module):
+    """What a family gives to the loop: how a token enters the transformer and how the next one comes out.
+
+    It should hold what a step runs and nothing else: its weights are copied in the type that decoding runs in. `index`,
+    a 0-d tensor on the device, is the token's number among the new ones: a family whose embeddings or heads differ by
+    position (quantizers in turn, say) computes with it. What asks the host for its value cannot be captured, and
+    `weights[index]` does: write `weights.index_select(0, index[None])[0]`.
+    """
+
+    transformer: Transformer
+    vocabulary: int
+
+    def embed_tokens(self, tokens: Int[Tensor, "r"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
+        """The transformer's input for new token number `index`."""
+        raise NotImplementedError
+
+    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
+        """The logits of new token number `index`, from the transformer's output for the token before it."""
+        raise NotImplementedError
+
+    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | None:
+        """Which tokens may stand at new token number `index`, where not all may (an end only at the end of a frame)."""
+        return None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the new tokens follow: embeddings, their mask, and the conditions. Under guidance: 2 b rows."""
+
+    embeddings: Float[Tensor, "r n d"]
+    mask: Bool[Tensor, "r n"] | None = None  # padding may stand on either side
+    context: Float[Tensor, "r m e"] | None = None
+    context_mask: Bool[Tensor, "r m"] | None = None
+    cond: Float[Tensor, "r c"] | None = None
+
+
+@dataclass(frozen=True)
+class Decoded:
+    tokens: Int[Tensor, "b t"]  # as long as the longest row; from a row's end token on, pad_id
+    lengths: Int[Tensor, "b"]  # how many tokens stand before the end token
+
+
+class Decoder:
+    """Decodes with one model, keeping the cache and the captured graphs for calls of the same or smaller shapes.
+
+    The model's weights are read anew at each call, so the model may be trained in between.
+
+    dtype    the type to run in: bf16 on CUDA by default, the model's own elsewhere
+    capture  whether to capture steps in a CUDA graph; on CUDA by default
+    compile  whether to compile the layers and the sampling first; where steps are captured, by default
+    """
+
+    def __init__(
+        self,
+        model: TokenModel,
+        *,
+        eos_id: int | None = None,
+        pad_id: int = -1,
+        dtype: torch.dtype | None = None,
+        capture: bool | None = None,
+        compile: bool | None = None,
+    ):
+        self.model, self.eos_id, self.pad_id = model, eos_id, pad_id
+        self.dtype, self.capture, self.compile = dtype, capture, compile
+        self._session: _Session | None = None
+        self._weights: _Weights | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int,
+        seed: int,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        poll_every: int = 16,
+        on_tokens: Callable[[Int[Tensor, "b k"]], None] | None = None,
+    ) -> Decoded:
+        """`on_tokens` gets what is new at each poll: `[b, up to poll_every]`, padded like the result."""
+        if max_new_tokens < 1 or poll_every < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens} and poll_every={poll_every} must be at least 1")
+        if sampling.is_guided and len(prompt.embeddings) % 2:
+            raise ValueError(
+                f"guidance needs prompt rows with the condition, then as many without; {len(prompt.embeddings)} is odd"
+            )
+        weights = self._current_weights()
+        with weights.in_place(), _evaluating(self.model), sdpa_kernel(REPRODUCIBLE):
+            session = self._prepare(prompt, max_new_tokens, sampling, weights.dtype)
+            generator = torch.Generator(weights.device).manual_seed(seed)
+            session.prefill(prompt, generator)
+            shown = 0
+            for count in range(1, max_new_tokens + 1):
+                is_last = count == max_new_tokens
+                if (is_last or count % poll_every == 0) and (on_tokens is not None or self.eos_id is not None):
+                    if on_tokens is not None:
+                        on_tokens(session.tokens[:, shown:count].clone())
+                    shown = count
+                    if session.is_finished():
+                        break
+                if not is_last:
+                    session.step(generator)
+            return session.result(max_new_tokens)
+
+    def _current_weights(self) -> "_Weights":
+        if self._weights is None or not self._weights.are_of(self.model):
+            self._weights, self._session = _Weights(self.model, self.dtype), None
+        return self._weights
+
+    def _prepare(self, prompt: Prompt, max_new_tokens: int, sampling: Sampling, dtype: torch.dtype) -> "_Session":
+        """The kept session where it fits, else a new one; with every graph this call will replay."""
+        needed = prompt.embeddings.shape[1] + max_new_tokens
+        if self._session is None or not self._session.fits(prompt, needed, sampling.is_guided):
+            self._session = None  # frees the old cache first
+            self._session = _Session(self, prompt, needed, sampling.is_guided, dtype)
+        self._session.use(sampling)
+        if self._captures(prompt.embeddings.device):
+            self._session.capture(prompt.embeddings.shape[1], needed)
+        return self._session
+
+    def _captures(self, device: torch.device) -> bool:
+        return device.type == "cuda" if self.capture is None else self.capture
+
+    def _compiles(self, device: torch.device) -> bool:
+        return self._captures(device) if self.compile is None else self.compile
+
+
+class _Session:
+    """The static buffers of one shape, the cache, and the graphs that refer to them."""
+
+    def __init__(self, decoder: Decoder, prompt: Prompt, needed: int, is_guided: bool, dtype: torch.dtype):
+        self.model, self.is_guided, self.sampling = decoder.model, is_guided, Sampling()
+        self.eos_id, self.pad_id, self.dtype = decoder.eos_id, decoder.pad_id, dtype
+        self.device = prompt.embeddings.device
+        self.rows = len(prompt.embeddings)
+        batch = self.rows // 2 if is_guided else self.rows
+        limit = self.model.transformer.max_seq_len
+        if limit is not None and needed > limit:
+            raise ValueError(
+                f"a prompt and new tokens of {needed} together are more than the model's max_seq_len={limit}"
+            )
+        self.capacity = min(_window(needed), limit or _window(needed))
+        self.context_len = None if prompt.context is None else _window(prompt.context.shape[1])
+        self.cache = self.model.transformer.new_cache(self.rows, self.capacity, self.context_len)
+
+        def buffer(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.cond = None if prompt.cond is None else buffer(*prompt.cond.shape, dtype=dtype)
+        self.noise = buffer(batch, self.model.vocabulary, dtype=torch.float32)
+        self.tokens = buffer(batch, self.capacity)
+        self.last = buffer(self.rows)  # the newest token of each row of the transformer
+        self.index = buffer()  # of the token to come
+        self.lengths = buffer(batch)
+        self.finished = buffer(batch, dtype=torch.bool)
+        self.compiles = decoder._compiles(self.device)
+        self.run_layer = self._compiled(run_layer)
+        self.choose = self._compiled(Sampling.token)
+        self.filled = 0  # slots in use, as the host counts them
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by window
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if not self.compiles:
+            return function
+        # The compiler would warn where it cannot use its online softmax.
+        return torch.compile(_own_copy(function), fullgraph=True, options={"online_softmax": False})
+
+    def use(self, sampling: Sampling) -> None:
+        """Graphs hold the numbers of the sampling they were captured with."""
+        if sampling != self.sampling:
+            self.sampling, self.choose = sampling, self._compiled(Sampling.token)
+            self.graphs.clear()
+
+    def fits(self, prompt: Prompt, needed: int, is_guided: bool) -> bool:
+        context_len = None if prompt.context is None else prompt.context.shape[1]
+        return (
+            self.is_guided == is_guided
+            and self.rows == len(prompt.embeddings)
+            and self.capacity >= needed
+            and (self.context_len is None) == (context_len is None)
+            and (self.context_len or 0) >= (context_len or 0)
+            and (self.cond is None) == (prompt.cond is None)
+        )
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.cache.window = self.cache.max_len
+        self.tokens.fill_(self.pad_id)
+        for counter in (self.last, self.index, self.lengths, self.finished):
+            counter.zero_()
+
+    def prefill(self, prompt: Prompt, generator: torch.Generator) -> None:
+        self.reset()
+        if self.cond is not None and prompt.cond is not None:
+            self.cond.copy_(prompt.cond)
+        hidden = self.model.transformer(
+            prompt.embeddings.to(self.dtype),
+            prompt.mask,
+            context=None if prompt.context is None else prompt.context.to(self.dtype),
+            context_mask=prompt.context_mask,
+            cond=self.cond,
+            cache=self.cache,
+        )
+        self.filled = prompt.embeddings.shape[1] + self.model.transformer.num_registers
+        self._draw(generator)
+        self._select(_last_real(hidden, prompt.mask))
+
+    def step(self, generator: torch.Generator) -> None:
+        self.filled += 1
+        window = min(_window(self.filled), self.cache.max_len)
+        self._draw(generator)
+        if window in self.graphs:
+            self.graphs[window].replay()
+        else:
+            self.cache.window = window
+            self._step()
+
+    def capture(self, prompt_len: int, needed: int) -> None:
+        """Captures the step for each window that will be needed. The state this leaves behind is reset before use."""
+        registers = self.model.transformer.num_registers
+        filled = range(prompt_len + registers + 1, needed + registers)
+        windows = sorted({min(_window(count), self.cache.max_len) for count in filled} - self.graphs.keys())
+        for window in windows:
+            self.reset()
+            self.index.fill_(1)  # a step is never the first token
+            self.cache.is_fresh, self.cache.window = False, window
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # lets the libraries allocate their workspaces before the capture
+                self._step()
+                self._step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                self._step()
+            self.graphs[window] = graph
+
+    def is_finished(self) -> bool:
+        return bool(self.finished.all())
+
+    def result(self, max_new_tokens: int) -> Decoded:
+        longest = min(max_new_tokens, int(self.lengths.max()))
+        return Decoded(self.tokens[:, :longest].clone(), self.lengths.clone())
+
+    def _draw(self, generator: torch.Generator) -> None:
+        if self.sampling.temperature > 0:
+            self.noise.uniform_(generator=generator)
+
+    def _step(self) -> None:
+        embedded = self.model.embed_tokens(self.last, self.index - 1)
+        hidden = self.model.transformer(embedded[:, None], cond=self.cond, cache=self.cache, run_layer=self.run_layer)
+        self._select(hidden[:, 0])
+
+    def _select(self, hidden: Float[Tensor, "r d"]) -> None:
+        logits = self.model.token_logits(hidden, self.index)
+        token = self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
+        if self.eos_id is not None:
+            self.finished |= token == self.eos_id
+        # A finished row goes on with a token it ignores: its slots are its own, and shapes stay static.
+        self.last.copy_(token.repeat(self.rows // len(token)))
+        self.tokens.index_copy_(1, self.index[None], token.masked_fill(self.finished, self.pad_id)[:, None])
+        self.lengths += ~self.finished
+        self.index += 1
+
+
+class _Weights:
+    """The weights of a model in the type decoding runs in, at addresses that never change (graphs hold addresses)."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None):
+        self.parameters = list(model.parameters())
+        own = self.parameters[0]
+        self.device, self.own_dtype = own.device, own.dtype
+        self.dtype = dtype or (torch.bfloat16 if own.is_cuda else own.dtype)
+        self.copies: list[Tensor] = []
+        if own.is_cuda or self.dtype != own.dtype:
+            self.copies = [torch.empty_like(parameter, dtype=self.dtype) for parameter in self.parameters]
+
+    def are_of(self, model: nn.Module) -> bool:
+        """Whether these are still the model's weights, where and as they were."""
+        now = list(model.parameters())
+        same = len(now) == len(self.parameters) and all(a is b for a, b in zip(now, self.parameters, strict=True))
+        return same and (now[0].device, now[0].dtype) == (self.device, self.own_dtype)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model's weights of this moment, in this type, for as long as the context lasts."""
+        if not self.copies:
+            yield
+            return
+        torch._foreach_copy_(self.copies, [parameter.detach() for parameter in self.parameters])
+        originals = [parameter.data for parameter in self.parameters]
+        try:
+            for parameter, copy in zip(self.parameters, self.copies, strict=True):
+                parameter.data = copy
+            yield
+        finally:
+            for parameter, original in zip(self.parameters, originals, strict=True):
+                parameter.data = original
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _own_copy(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function with a code object of its own.
+
+    The compiler counts recompilations and notes which sizes vary by code object: what other sessions did would make the
+    code of this one general and slow, and in the end refuse to compile it.
+    """
+    assert isinstance(function, FunctionType)
+    code, defaults, closure = function.__code__.replace(), function.__defaults__, function.__closure__
+    return FunctionType(code, function.__globals__, function.__name__, defaults, closure)
+
+
+def _window(length: int) -> int:
+    """The smallest of the doubling windows that holds `length` slots."""
+    window = SMALLEST_WINDOW
+    while window < length:
+        window *= 2
+    return window
+
+
+def _last_real(hidden: Float[Tensor, "r n d"], mask: Bool[Tensor, "r n"] | None) -> Float[Tensor, "r d"]:
+    if mask is None:
+        return hidden[:, -1]
+    last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).amax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), last]

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from helicon.nn.attention import (
+    MASKED,
+    AttentionOptions,
+    CrossAttention,
+    Pattern,
+    SelfAttention,
+    additive,
+    attend,
+    causal_mask,
+)
+from helicon.nn.positions import Rotation
+
+
+def naive(queries, keys, values, allowed=None, bias=None):
+    """Attention by its definition, one einsum a line; key heads are repeated."""
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1)
+    logits = torch.einsum("bhid,bhjd->bhij", queries, keys) * queries.shape[-1] ** -0.5
+    logits = logits if bias is None else logits + bias
+    logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
+    return torch.einsum("bhij,bhjd->bhid", logits.softmax(dim=-1), values)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("queries_count", [1, 5])
+def test_attend_is_its_definition(kv_heads, queries_count):
+    queries = torch.randn(2, 6, queries_count, 8)
+    keys, values = torch.randn(2, kv_heads, 7, 8), torch.randn(2, kv_heads, 7, 8)
+    allowed = torch.rand(2, 1, queries_count, 7) < 0.6
+    allowed[..., 0] = True
+    torch.testing.assert_close(attend(queries, keys, values), naive(queries, keys, values))
+    biased = attend(queries, keys, values, additive(allowed, torch.float32))
+    torch.testing.assert_close(biased, naive(queries, keys, values, allowed))
+    per_head = torch.randn(1, 6, queries_count, 7)
+    torch.testing.assert_close(attend(queries, keys, values, per_head), naive(queries, keys, values, bias=per_head))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nothing_to_attend_to_is_finite(dtype):
+    bias = additive(torch.zeros(2, 1, 1, 4, dtype=torch.bool), dtype)
+    assert bias.isfinite().all() and bias.dtype == dtype
+    x = torch.randn(2, 3, 4, 8, dtype=dtype, requires_grad=True)
+    out = attend(x, x, x, bias)
+    out.float().sum().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
+
+
+def test_masked_weight_is_exactly_zero():
+    assert torch.tensor([0.0, MASKED]).softmax(dim=0)[1] == 0
+
+
+def test_self_attention_against_naive():
+    torch.manual_seed(0)
+    attention = SelfAttention(AttentionOptions(dim=10, heads=4, dim_head=6, kv_heads=2, qk_norm=True, dropout=0.0))
+    torch.nn.init.normal_(attention.norm.weight)
+    x, positions = torch.randn(2, 5, 10), torch.arange(5)[None]
+    rotation = Rotation(positions, 6)
+    out = attention(x, Pattern(rotation, None, is_causal=True))
+
+    def heads(weight, scale):
+        projected = (x @ weight.T).unflatten(-1, (-1, 6)).transpose(1, 2)
+        if scale is not None:
+            projected = projected / (projected.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale
+        return projected
+
+    weights, scales = attention.to_qkv.weight.split((24, 12, 12)), attention.norm.weight.split((4, 2))
+    queries, keys = (rotation(heads(weight, scale)) for weight, scale in zip(weights[:2], scales, strict=True))
+    expected = naive(queries, keys, heads(weights[2], None), causal_mask(5, x.device)[None, None])
+    torch.testing.assert_close(out, expected.transpose(1, 2).flatten(2) @ attention.to_out.weight.T)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_fully_masked_context_gives_the_null_value(qk_norm):
+    cross = CrossAttention(AttentionOptions(10, 4, 6, 2, qk_norm, 0.0), dim_context=7)
+    x, context = torch.randn(3, 5, 10), torch.randn(3, 4, 7)
+    keys, values = cross.keys_values(context)
+    allowed = torch.tensor([True, False, False, False, False]).expand(3, 1, 1, 5)
+    out = cross(x, keys, values, additive(allowed, torch.float32))
+    null_value = cross.null[1, :, 0].repeat_interleave(2, dim=0).flatten()  # each key head serves two heads
+    torch.testing.assert_close(out, (cross.to_out.weight @ null_value).expand_as(out))

@@ -1,0 +1,266 @@
+import pytest
+import torch
+from torch import nn
+
+from helicon.nn.decode import Decoder, Prompt, TokenModel
+from helicon.nn.sampling import Sampling, guide
+from helicon.nn.transformer import Transformer
+
+DIM, VOCABULARY, EOS = 12, 9, 8
+GREEDY = Sampling(temperature=0.0)
+
+FAMILIES = {
+    "plain": {},
+    "grouped keys, registers": {"kv_heads": 1, "registers": 2, "qk_norm": True},
+    "learned positions": {"positions": "learned", "max_seq_len": 40},
+    "cross": {"cross_attend": True, "dim_context": 7},
+    "adaptive": {"norm": "adaptive", "dim_cond": 5},
+}
+each_family = pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
+
+
+class Family(TokenModel):
+    """Two quantizers in turn, each with its own embeddings and its own head; an end only in place of the first."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.vocabulary = VOCABULARY
+        self.transformer = Transformer(DIM, 2, heads=2, dim_head=6, causal=True, **options)
+        self.embedding = nn.Embedding(2 * VOCABULARY, DIM)
+        self.heads = nn.Parameter(torch.randn(2, DIM, VOCABULARY))
+
+    def embed_tokens(self, tokens, index):
+        return self.embedding(tokens + index % 2 * VOCABULARY)
+
+    def token_logits(self, hidden, index):
+        return hidden @ self.heads.index_select(0, (index % 2)[None])[0]
+
+    def allowed_tokens(self, index):
+        tokens = torch.arange(VOCABULARY, device=index.device)
+        return (tokens != EOS) | (index % 2 == 0)
+
+
+def build(**options) -> Family:
+    torch.manual_seed(0)
+    family = Family(**options)
+    with torch.no_grad():
+        for parameter in family.transformer.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 1))
+    return family
+
+
+def prompt_for(options: dict, rows: int, length: int = 4) -> Prompt:
+    generator = torch.Generator().manual_seed(5)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    context = draw(rows, 3, 7) if "dim_context" in options else None
+    return Prompt(
+        draw(rows, length, DIM),
+        context=context,
+        context_mask=None if context is None else draw(rows, 3) > 0,
+        cond=draw(rows, 5) if "dim_cond" in options else None,
+    )
+
+
+def naive(
+    family: Family, prompt: Prompt, count: int, sampling: Sampling, seed: int, eos_id: int | None = None
+) -> list[list[int]]:
+    """Recomputes everything for each token, without a cache; the two halves of a guided batch in two passes."""
+    family.eval()
+    generator = torch.Generator().manual_seed(seed)
+    groups = range(2 if sampling.is_guided else 1)
+    parts = [[None if x is None else x.chunk(len(groups))[g] for x in vars(prompt).values()] for g in groups]
+    tokens = torch.zeros(len(prompt.embeddings) // len(groups), 0, dtype=torch.long)
+    for index in range(count):
+        logits = []
+        for embeddings, _, context, context_mask, cond in parts:
+            new = [family.embed_tokens(tokens[:, i], torch.tensor(i))[:, None] for i in range(index)]
+            given = {"context": context, "context_mask": context_mask, "cond": cond}
+            hidden = family.transformer(torch.cat([embeddings, *new], dim=1), **given)
+            logits.append(family.token_logits(hidden[:, -1], torch.tensor(index)))
+        guided = guide(*logits, sampling.cond_scale) if sampling.is_guided else logits[0]
+        uniform = torch.rand(guided.shape, generator=generator) if sampling.temperature else torch.zeros_like(guided)
+        unguided = Sampling(**{**vars(sampling), "cond_scale": 1.0})
+        token = unguided.token(guided, uniform, family.allowed_tokens(torch.tensor(index)))
+        tokens = torch.cat((tokens, token[:, None]), dim=1)
+    rows = tokens.tolist()
+    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
+
+
+def rows_of(decoded) -> list[list[int]]:
+    return [row[:length].tolist() for row, length in zip(decoded.tokens, decoded.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.8, top_k=5, top_p=0.9)], ids=str)
+@each_family
+@torch.no_grad()
+def test_decoding_is_recomputing(options, sampling):
+    family, prompt = build(**options), prompt_for(options, 3)
+    decoded = Decoder(family)(prompt, max_new_tokens=11, seed=3, sampling=sampling)
+    assert decoded.tokens.tolist() == naive(family, prompt, 11, sampling, seed=3)
+
+
+@each_family
+@torch.no_grad()
+def test_guidance_in_one_batch_is_two_passes(options):
+    family, prompt, sampling = build(**options), prompt_for(options, 6), Sampling(cond_scale=2.5, filter_thres=0.5)
+    decoded = Decoder(family)(prompt, max_new_tokens=9, seed=1, sampling=sampling)
+    assert decoded.tokens.shape == (3, 9)
+    assert decoded.tokens.tolist() == naive(family, prompt, 9, sampling, seed=1)
+    unguided = Sampling(filter_thres=0.5)
+    first_half = Prompt(*(None if x is None else x[:3] for x in vars(prompt).values()))
+    assert decoded.tokens.tolist() != naive(family, first_half, 9, unguided, seed=1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_unequal_prompts(side):
+    family, prompt = build(), prompt_for({}, 3, length=5)
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    for i, length in enumerate((5, 1, 3)):
+        mask[i, 5 - length :] = side == "left"
+        mask[i, :length] |= side == "right"
+    decoded = Decoder(family)(Prompt(prompt.embeddings, mask), max_new_tokens=6, seed=0, sampling=GREEDY)
+    for i in range(3):
+        alone = Prompt(prompt.embeddings[i : i + 1, mask[i]])
+        assert decoded.tokens[i].tolist() == naive(family, alone, 6, GREEDY, seed=0)[0]
+
+
+@torch.no_grad()
+def test_ends_stop_rows_and_pad():
+    family, prompt = build(), prompt_for({}, 5)
+    expected = naive(family, prompt, 40, Sampling(), seed=1, eos_id=EOS)
+    lengths = [len(row) for row in expected]
+    assert min(lengths) < max(lengths) < 40  # rows end, at different times
+    decoded = Decoder(family, eos_id=EOS, pad_id=-7)(prompt, max_new_tokens=40, seed=1)
+    assert rows_of(decoded) == expected
+    assert decoded.tokens.shape == (5, max(lengths))
+    for row, length in zip(decoded.tokens, lengths, strict=True):
+        assert (row[length:] == -7).all()
+    assert all(length % 2 == 0 for length in lengths)  # an end stands only where it is allowed
+
+
+@torch.no_grad()
+def test_the_loop_ends_soon_after_all_rows_have():
+    family, prompt = build(), prompt_for({}, 5)
+    steps = []
+    embed = family.embed_tokens
+    family.embed_tokens = lambda tokens, index: steps.append(index.item()) or embed(tokens, index)
+    decoded = Decoder(family, eos_id=EOS)(prompt, max_new_tokens=200, seed=1, poll_every=3)
+    assert decoded.lengths.max() <= len(steps) <= decoded.lengths.max() + 3
+
+
+@torch.no_grad()
+def test_the_seed_decides_and_polling_does_not():
+    family, prompt = build(), prompt_for({}, 3)
+    decoder = Decoder(family, eos_id=EOS)
+    run = lambda seed, poll_every: decoder(prompt, max_new_tokens=30, seed=seed, poll_every=poll_every)
+    first = run(0, 16)
+    for poll_every in (1, 7, 100):
+        again = run(0, poll_every)
+        assert torch.equal(again.tokens, first.tokens) and torch.equal(again.lengths, first.lengths)
+    assert rows_of(run(1, 16)) != rows_of(first)
+    torch.manual_seed(123)  # the global generator has no say
+    assert torch.equal(run(0, 16).tokens, first.tokens)
+
+
+@torch.no_grad()
+def test_on_tokens_sees_everything_once():
+    seen = []
+    decoded = Decoder(build())(prompt_for({}, 2), max_new_tokens=10, seed=0, poll_every=4, on_tokens=seen.append)
+    assert [part.shape for part in seen] == [(2, 4), (2, 4), (2, 2)]
+    assert torch.equal(torch.cat(seen, dim=1), decoded.tokens)
+
+
+@torch.no_grad()
+def test_a_decoder_is_used_again():
+    """For smaller and larger shapes, and after the weights have changed."""
+    for options in (FAMILIES["cross"], FAMILIES["adaptive"]):
+        family = build(**options)
+        decoder = Decoder(family)
+        for rows, length, count in ((2, 4, 9), (2, 3, 5), (3, 4, 5), (3, 130, 5), (3, 2, 7)):
+            prompt = prompt_for(options, rows, length)
+            decoded = decoder(prompt, max_new_tokens=count, seed=2)
+            assert decoded.tokens.tolist() == naive(family, prompt, count, Sampling(), seed=2)
+        family.heads.mul_(-1)
+        prompt = prompt_for(options, 3)
+        assert decoder(prompt, max_new_tokens=5, seed=2).tokens.tolist() == naive(family, prompt, 5, Sampling(), seed=2)
+        kept = decoder._session
+        for sampling in (Sampling(), GREEDY, Sampling(top_k=2)):
+            decoded = decoder(prompt, max_new_tokens=3, seed=2, sampling=sampling)
+            assert decoded.tokens.tolist() == naive(family, prompt, 3, sampling, seed=2)
+        assert decoder._session is kept
+        family.double()
+        prompt = Prompt(*(x.double() if x is not None and x.is_floating_point() else x for x in vars(prompt).values()))
+        assert decoder(prompt, max_new_tokens=5, seed=2).tokens.tolist() == naive(family, prompt, 5, Sampling(), seed=2)
+
+
+@torch.no_grad()
+def test_modes_and_weights_are_left_as_they_were():
+    family = build(dropout=0.5)
+    family.train()
+    family.embedding.eval()
+    before = {name: value.clone() for name, value in family.state_dict().items()}
+    decoder = Decoder(family, dtype=torch.bfloat16)
+    decoded = decoder(prompt_for({}, 2), max_new_tokens=5, seed=0)
+    assert decoded.tokens.shape == (2, 5)
+    assert decoder._session.cache.keys[0].dtype == torch.bfloat16
+    assert family.training and family.transformer.training and not family.embedding.training
+    for name, value in family.state_dict().items():
+        assert value.dtype == torch.float32 and torch.equal(value, before[name])
+    family.embed_tokens = lambda tokens, index: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        decoder(prompt_for({}, 2), max_new_tokens=5, seed=0)
+    assert family.training and family.heads.dtype == torch.float32
+
+
+def test_the_result_can_be_trained_on():
+    """Neither the tokens nor the weights become inference tensors."""
+    family, prompt = build(), prompt_for({}, 2)
+    tokens = Decoder(family)(prompt, max_new_tokens=5, seed=0).tokens
+    assert not tokens.is_inference() and not prompt.embeddings.is_inference()
+    family.embed_tokens(tokens[:, 0], torch.tensor(0)).sum().backward()
+    assert family.embedding.weight.grad is not None
+
+
+def test_senseless_requests_are_refused():
+    family, prompt = build(**FAMILIES["learned positions"]), prompt_for({}, 3)
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
+        Decoder(family)(prompt, max_new_tokens=0, seed=0)
+    with pytest.raises(ValueError, match="3 is odd"):
+        Decoder(family)(prompt, max_new_tokens=2, seed=0, sampling=Sampling(cond_scale=2.0))
+    with pytest.raises(ValueError, match="max_seq_len=40"):
+        Decoder(family)(prompt, max_new_tokens=37, seed=0)
+    assert Decoder(family)(prompt, max_new_tokens=36, seed=0).tokens.shape == (3, 36)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(filter_thres=0.5), Sampling(cond_scale=3.0, top_p=0.9)], ids=str)
+@each_family
+def test_captured_steps_are_eager_steps(options, sampling):
+    family = build(**options).cuda()
+    limit = 36 if "max_seq_len" in options else 300
+    prompt = Prompt(*(None if x is None else x.cuda() for x in vars(prompt_for(options, 6)).values()))
+    captured = Decoder(family, eos_id=EOS, compile=False)
+    eager = Decoder(family, eos_id=EOS, capture=False)
+    for seed in range(3):
+        expected = eager(prompt, max_new_tokens=limit, seed=seed, sampling=sampling)
+        decoded = captured(prompt, max_new_tokens=limit, seed=seed, sampling=sampling)
+        assert torch.equal(decoded.tokens, expected.tokens) and torch.equal(decoded.lengths, expected.lengths)
+        with torch.no_grad():
+            family.heads.mul_(1.5)  # a captured graph reads the weights of the day
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, when it is imported
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@each_family
+def test_compiled_steps_are_eager_steps(options):
+    """In fp32: in bf16, fused kernels round in other places."""
+    family = build(**options).cuda()
+    limit = 36 if "max_seq_len" in options else 300
+    prompt = Prompt(*(None if x is None else x.cuda() for x in vars(prompt_for(options, 6)).values()))
+    decoders = (Decoder(family, dtype=torch.float32), Decoder(family, dtype=torch.float32, capture=False))
+    first, second = (decoder(prompt, max_new_tokens=limit, seed=0, sampling=GREEDY) for decoder in decoders)
+    assert torch.equal(first.tokens, second.tokens)
