@@ -19,7 +19,7 @@ _home = {
     "TrainerOptions": "helicon.engine.options",
 }
 
-__all__ = [*_home, "__version__"]  # noqa: PLE0604
+__all__ = [*_home, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

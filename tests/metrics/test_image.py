@@ -48,7 +48,10 @@ def naive_ssim(a: np.ndarray, b: np.ndarray) -> float:
 def test_ssim_equals_the_formula_window_by_window():
     images = pictures(0, 2, 3, 13, 17)
     targets = (images + 0.3 * pictures(1, 2, 3, 13, 17)).clamp(0, 1)
-    expected = [naive_ssim(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(images.numpy(), targets.numpy(), strict=True)]
+    expected = [
+        naive_ssim(a.astype(np.float64), b.astype(np.float64))
+        for a, b in zip(images.numpy(), targets.numpy(), strict=True)
+    ]
     assert ssim(images, targets).tolist() == pytest.approx(expected, abs=1e-5)
     assert ssim(images, images).tolist() == pytest.approx([1.0, 1.0])
 
@@ -63,7 +66,9 @@ def test_codebook_use_and_perplexity_ignore_masked_codes():
     assert codebook_use(codes, 8).item() == pytest.approx(2 / 8)
     assert perplexity(codes, 8).item() == pytest.approx(2.0)
     assert perplexity(torch.arange(8), 8).item() == pytest.approx(8.0)
-    assert perplexity(torch.tensor([0, 0, 0, 1]), 8).item() == pytest.approx(math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
+    assert perplexity(torch.tensor([0, 0, 0, 1]), 8).item() == pytest.approx(
+        math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    )
 
 
 def test_frechet_distance_equals_the_formula_with_a_matrix_root():
@@ -79,7 +84,9 @@ def test_frechet_distance_with_fewer_samples_than_features():
     a = pictures(0, 5, 40)
     assert frechet_distance(a, a).item() == pytest.approx(0.0, abs=1e-8)
     assert frechet_distance(a, a + 1).item() == pytest.approx(40.0, rel=1e-8)
-    assert frechet_distance(a, pictures(1, 7, 40)).item() == pytest.approx(frechet_distance(pictures(1, 7, 40), a).item())
+    assert frechet_distance(a, pictures(1, 7, 40)).item() == pytest.approx(
+        frechet_distance(pictures(1, 7, 40), a).item()
+    )
     with pytest.raises(ValueError, match="two samples"):
         frechet_distance(a[:1], a)
 

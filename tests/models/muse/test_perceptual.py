@@ -32,7 +32,10 @@ def test_the_distance_is_that_of_unit_length_features():
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
     expected = 0.0
     for a, b in zip(network((images - mean) / std), network((targets - mean) / std), strict=True):
-        a, b = a / (a.square().sum(1, keepdim=True).sqrt() + 1e-12), b / (b.square().sum(1, keepdim=True).sqrt() + 1e-12)
+        a, b = (
+            a / (a.square().sum(1, keepdim=True).sqrt() + 1e-12),
+            b / (b.square().sum(1, keepdim=True).sqrt() + 1e-12),
+        )
         expected += (a - b).square().sum(1).mean().item() / 2
     assert loss(images, targets).item() == pytest.approx(expected, rel=1e-5)
 
@@ -70,7 +73,9 @@ def test_pooled_and_token_features_are_normalised_over_their_last_axis():
 
 def test_grey_images_are_seen_as_colour_and_other_channels_refused():
     loss, grey = PerceptualLoss(backbone()), torch.rand(2, 1, 9, 9)
-    assert loss(grey, grey.flip(-1)).item() == pytest.approx(loss(grey.expand(-1, 3, -1, -1), grey.flip(-1).expand(-1, 3, -1, -1)).item())
+    assert loss(grey, grey.flip(-1)).item() == pytest.approx(
+        loss(grey.expand(-1, 3, -1, -1), grey.flip(-1).expand(-1, 3, -1, -1)).item()
+    )
     with pytest.raises(ValueError, match="3 channels and got 4"):
         loss(torch.rand(1, 4, 9, 9), torch.rand(1, 4, 9, 9))
 
@@ -84,7 +89,14 @@ def test_a_transformers_model_from_its_folder(tmp_path: Path, kind: str):
         model = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic"))
     else:
         model = ViTModel(
-            ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=8)
+            ViTConfig(
+                hidden_size=8,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=16,
+                image_size=32,
+                patch_size=8,
+            )
         )
     model.save_pretrained(tmp_path)
     loss = PerceptualLoss(tmp_path)
