@@ -197,6 +197,19 @@ def test_masked_context_is_no_context():
     close(network(x, context=context, context_mask=half), network(x, context=context[:, :2]))
 
 
+@pytest.mark.parametrize("options", [OPTIONS["cross"], OPTIONS["all"]], ids=["cross", "all"])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_a_context_read_once_serves_many_passes(causal, options):
+    network, given = build(causal, **options), conditions(options, 2)
+    keys = network.read_context(given["context"], given["context_mask"])
+    rest = {name: value for name, value in given.items() if not name.startswith("context")}
+    for x in (torch.randn(2, 5, DIM), torch.randn(2, 3, DIM)):
+        close(network(x, context_keys=keys, **rest), network(x, **given))
+    unmasked = network.read_context(given["context"])
+    close(network(x, context_keys=unmasked, **rest), network(x, context=given["context"], **rest))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_bias_is_added_to_the_logits(causal):
@@ -351,6 +364,11 @@ def test_senseless_inputs_are_refused():
         build(**OPTIONS["cross"])(x)
     with pytest.raises(ValueError, match="context belongs"):
         build()(x, context=context)
+    cross = build(**OPTIONS["cross"])
+    with pytest.raises(ValueError, match="context_keys stand in the place"):
+        cross(x, context=context, context_keys=cross.read_context(context))
+    with pytest.raises(ValueError, match="cross_attend=True"):
+        build().read_context(context)
     with pytest.raises(ValueError, match="learned positions"):
         build(**OPTIONS["learned positions"])(torch.randn(1, 17, DIM))
     with pytest.raises(ValueError, match="learned positions"):

@@ -124,7 +124,7 @@ def test_what_is_trained_averaged_and_frozen():
     assert task.averaged == ("generator",) and task.frozen == {"perceptual": vae.perceptual}
     task.train_mode(True)
     assert vae.autoencoder.training and vae.discr.training and not any(m.training for m in vae.perceptual.modules())
-    assert (task.unit, task.units(batch(3)), task.weight(batch(3))) == ("images", 3, 3.0)
+    assert (task.unit, task.units(batch(3))) == ("images", 3)
 
 
 def test_networks_are_called_through_the_tasks_own_table():
