@@ -9,11 +9,6 @@ the residual stream in fp32 and in bf16.
 """
 
 import argparse
-import json
-import platform
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import report
 from helicon.nn.decode import Decoder, Prompt, TokenModel
 from helicon.nn.sampling import Sampling
 from helicon.nn.transformer import Transformer
@@ -76,22 +72,6 @@ class LanguageModel(TokenModel):
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def median_seconds(function: Callable[[], object], repeats: int, device: torch.device) -> float:
-    times = []
-    for _ in range(repeats):
-        synchronize(device)
-        start = time.perf_counter()
-        function()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def time_decoding(model: LanguageModel, size: Size, batch: int, device: torch.device) -> list[dict]:
     prompt = Prompt(torch.randn(batch, 1, size.dim, device=device))
     sampling = Sampling(filter_thres=0.9)
@@ -103,14 +83,14 @@ def time_decoding(model: LanguageModel, size: Size, batch: int, device: torch.de
         decode = lambda seed=0, decoder=decoder: decoder(
             prompt, max_new_tokens=size.tokens, seed=seed, sampling=sampling
         )
-        first = median_seconds(decode, 1, device)
-        seconds = median_seconds(decode, size.repeats if capture else 1, device)
+        first = report.seconds_of(decode, 1, warm_up=0)
+        seconds = report.seconds_of(decode, size.repeats if capture else 1, warm_up=0)
         rows.append(
             {
                 "case": f"decode, batch {batch}, {name}",
-                "tokens_per_second": batch * size.tokens / seconds,
-                "milliseconds_per_step": 1000 * seconds / size.tokens,
-                "first_call_seconds": first,
+                "tokens per second": batch * size.tokens / seconds,
+                "ms per step": 1000 * seconds / size.tokens,
+                "first call, s": first,
             }
         )
     return rows
@@ -149,16 +129,14 @@ def time_training(model: LanguageModel, size: Size, residual: torch.dtype, devic
         optimizer.step()
         optimizer.zero_grad()
 
-    first = median_seconds(step, 1, device)
-    for _ in range(2):
-        step()
-    seconds = median_seconds(step, size.train_steps, device)
+    first = report.seconds_of(step, 1, warm_up=0)
+    seconds = report.seconds_of(step, size.train_steps)
     return {
         "case": f"train, {size.train_batch} x {size.train_length}, {residual} residual".replace("torch.", ""),
-        "tokens_per_second": size.train_batch * size.train_length / seconds,
-        "milliseconds_per_step": 1000 * seconds,
-        "first_call_seconds": first,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if is_cuda else None,
+        "tokens per second": size.train_batch * size.train_length / seconds,
+        "ms per step": 1000 * seconds,
+        "first call, s": first,
+        "peak GiB": report.peak_gib(),
     }
 
 
@@ -168,29 +146,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write the numbers as json")
     arguments = parser.parse_args()
     size = TINY if arguments.tiny else Size()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = report.device()
     torch.manual_seed(0)
     model = LanguageModel(size).to(device)
     rows = [row for batch in size.batches for row in time_decoding(model, size, batch, device)]
     equal = same_tokens(model, size, device)
     rows += [time_training(model, size, residual, device) for residual in (torch.float32, torch.bfloat16)]
-
-    print(f"{'case':38} {'tokens/s':>12} {'ms/step':>9} {'first call, s':>14} {'peak GiB':>9}")
-    for row in rows:
-        values = row["tokens_per_second"], row["milliseconds_per_step"], row["first_call_seconds"]
-        peak = "" if row.get("peak_gib") is None else f"{row['peak_gib']:.1f}"
-        print(f"{row['case']:38} {values[0]:12,.0f} {values[1]:9.3f} {values[2]:14.2f} {peak:>9}")
+    report.show("decode", rows, arguments.out)
     print(f"captured = step by step, token by token: {equal}")
-    if arguments.out:
-        hardware = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-        report = {
-            "hardware": hardware,
-            "torch": torch.__version__,
-            "size": vars(size),
-            "same_tokens": equal,
-            "rows": rows,
-        }
-        arguments.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

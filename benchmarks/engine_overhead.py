@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import report
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import report
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.engine.trainer import Trainer
 from helicon.nn.network import Network
@@ -68,7 +68,9 @@ def bare_loop() -> object:
     if IS_CUDA:
         model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    loader = torch.utils.data.DataLoader(Texts(), batch_size=SIZE["batch"], shuffle=True, drop_last=True, pin_memory=IS_CUDA)
+    loader = torch.utils.data.DataLoader(
+        Texts(), batch_size=SIZE["batch"], shuffle=True, drop_last=True, pin_memory=IS_CUDA
+    )
     while True:
         for batch in loader:
             tokens = batch["tokens"].to(report.device(), non_blocking=True)

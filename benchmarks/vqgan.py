@@ -10,10 +10,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import report
 import torch
 from torch import Tensor, nn
 
+import report
 from helicon import VQGanVAE, VQGanVAETrainer
 
 VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of each stage
@@ -64,7 +64,9 @@ def main() -> None:
     arguments = parser.parse_args()
     dim, size, batch, width = (8, 32, 2, 4) if arguments.tiny else (128, 256, 16, 64)
     torch.manual_seed(0)
-    vae = VQGanVAE(dim=dim, layers=4, codebook_size=8192, encdec_resnet_groups=4 if arguments.tiny else 16, vgg=VGG(width))
+    vae = VQGanVAE(
+        dim=dim, layers=4, codebook_size=8192, encdec_resnet_groups=4 if arguments.tiny else 16, vgg=VGG(width)
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = VQGanVAETrainer(
             vae, dataset=Pictures(size), image_size=size, batch_size=batch, num_train_steps=10**6, apply_grad_penalty_every=0,
@@ -84,7 +86,9 @@ def main() -> None:
                     ten_steps()
                     report.synchronize()
                 order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-                arguments.profile.write_text(profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90))
+                arguments.profile.write_text(
+                    profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)
+                )
     count = lambda module: sum(parameter.numel() for parameter in module.parameters()) / 1e6
     row = {
         "case": f"VQGAN train, dim {dim}, batch {batch} x {size} px, VGG + GAN",

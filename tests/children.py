@@ -16,7 +16,7 @@ def start(work: Callable[[], object], said: str = os.devnull) -> int:
         return child
     code = 1
     try:
-        sys.stdout = Path(said).open("w", buffering=1)
+        sys.stdout = Path(said).open("w", buffering=1)  # noqa: SIM115 (until the process ends)
         work()
         code = 0
     except KeyboardInterrupt:

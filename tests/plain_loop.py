@@ -33,7 +33,9 @@ def train_pair(pair: Pair, batches: list[dict[str, Tensor]], clip: float) -> Non
     for batch in batches:
         real = batch["x"]
         fake = pair.generator(real)
-        adversary = (1 + pair.discriminator(fake.detach())).square().mean() + (1 - pair.discriminator(real)).square().mean()
+        adversary = (1 + pair.discriminator(fake.detach())).square().mean() + (
+            1 - pair.discriminator(real)
+        ).square().mean()
         own = (fake - real).square().mean() - 0.1 * pair.discriminator(fake).mean()
         discriminator_gradients = torch.autograd.grad(adversary, list(pair.discriminator.parameters()))
         generator_gradients = torch.autograd.grad(own, list(pair.generator.parameters()))

@@ -14,7 +14,9 @@ from helicon.engine.trainer import Trainer
 
 def build(name: str, folder: str, resume: bool = False, **options: object) -> Trainer:
     overrides = [f"trainer.{key}={json.dumps(value)}" for key, value in options.items()]
-    recipe = load_recipe(registry.entries[name].debug_recipe, overrides, sections=lambda n: registry.entries[n].recipe_sections())
+    recipe = load_recipe(
+        registry.entries[name].debug_recipe, overrides, sections=lambda n: registry.entries[n].recipe_sections()
+    )
     return registry.build_trainer(recipe, results_folder=Path(folder), resume=resume)
 
 
@@ -26,7 +28,9 @@ def state(trainer: Trainer) -> dict[str, torch.Tensor]:
 def test_every_shipped_recipe_is_read_and_checked(recipe: str) -> None:
     read = load_recipe(recipe, sections=lambda name: registry.entries[name].recipe_sections())
     assert read.trains in registry.entries
-    assert read.summary and read.note("command") == f"helicon train {recipe}" and read.note("time") and read.note("result")
+    assert (
+        read.summary and read.note("command") == f"helicon train {recipe}" and read.note("time") and read.note("result")
+    )
 
 
 @pytest.mark.parametrize("name", registry.entries)

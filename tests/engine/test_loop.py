@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_loop import train_one, train_pair, whole_batches
-from toys import Line, LineTask, MaskedTask, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 
 from helicon.engine.task import Loss, Task, Update
 from helicon.engine.trainer import TrainingDiverged
+from plain_loop import train_one, train_pair, whole_batches
+from toys import Line, LineTask, MaskedTask, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
@@ -121,7 +121,7 @@ def test_a_run_that_stays_bad_stops_with_its_step_and_keeps_the_last_good_checkp
     trainer = ToyTrainer(
         task, results_folder="run", num_train_steps=100, max_bad_steps=6, log_every=2, save_model_every=3
     )
-    with pytest.raises(TrainingDiverged, match="since step 5 .*resume it with a lower lr"):
+    with pytest.raises(TrainingDiverged, match=r"since step 5 .*resume it with a lower lr"):
         trainer.train()
     assert trainer.step == 10
     newest = sorted(Path("run/checkpoints").glob("step-*"))[-1]

@@ -8,13 +8,13 @@ import signal
 import time
 from pathlib import Path
 
-import children
 import pytest
 import torch
-from toys import Points, ToyTrainer, line_task, pair_task, weights
 
+import children
 from helicon.engine import checkpoint
 from helicon.engine.checkpoint import checkpoints, newest_whole
+from toys import Points, ToyTrainer, line_task, pair_task, weights
 
 TIMES = {"samples_per_second", "data_wait_fraction"}  # what may differ between two runs of the same numbers
 

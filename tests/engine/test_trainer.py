@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker, on_main_process
-from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 from torch import Tensor
 
 import helicon
 from helicon.engine.checkpoint import checkpoints
 from helicon.engine.task import Batch, Loss
+from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 
 
 def test_the_final_step_is_saved_whatever_the_interval() -> None:
