@@ -4,6 +4,7 @@ Classes are named by text and imported when they are used, so that the list itse
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +22,20 @@ class Entry:
     """One kind of model that can be trained from a recipe."""
 
     summary: str
-    model: str  # module:class, a Network built from the recipe's `model` section
+    model: str  # module:class or function, gives the Network from the recipe's `model` section
     trainer: str  # module:class, a Trainer whose first argument is that network
     data: str  # module:function, gives the dataset from the recipe's `data` section
     debug_recipe: str  # trains in seconds on made-up data: what the contract test runs
 
     def recipe_sections(self) -> Mapping[str, Constructor]:
         """The constructors whose signatures are the schema of a recipe."""
-        given = ("dataset", "val_dataset", "train_dataloader", "val_dataloader", "folder", "accelerator")
-        trainer = _named(self.trainer)
+        data, trainer = _named(self.data), _named(self.trainer)
         first = next(iter(signature_without(trainer).parameters))
-        return {
-            "model": _named(self.model),
-            "data": _named(self.data),
-            "trainer": signature_without(trainer, first, *given),
-        }
+        # What a program passes itself, and what the `data` section says already.
+        given = {"dataset", "val_dataset", "train_dataloader", "val_dataloader", "folder", "accelerator", "ds_fields"}
+        given |= signature_without(data).parameters.keys() - {"seed"}
+        options = signature_without(trainer, first, *given)
+        return {"model": _named(self.model), "data": data, "trainer": _with_aliases(options)}
 
 
 entries: dict[str, Entry] = {
@@ -45,6 +45,13 @@ entries: dict[str, Entry] = {
         trainer="helicon.models.muse.trainers:VQGanVAETrainer",
         data="helicon.models.muse.trainers:training_images",
         debug_recipe="muse/vqgan-debug",
+    ),
+    "maskgit": Entry(
+        summary="pictures from words: fills in the tokens of an image tokenizer",
+        model="helicon.models.muse.trainers:build_maskgit",
+        trainer="helicon.models.muse.trainers:MaskGitTrainer",
+        data="helicon.models.muse.trainers:training_images",
+        debug_recipe="muse/maskgit-debug",
     ),
 }
 
@@ -65,9 +72,26 @@ def build_trainer(recipe: Recipe, *, results_folder: Path | None = None, resume:
     if resume:
         options["resume"] = True
     seed_everything(options.get("seed", 0))
-    network = _named(entry.model)(**keywords["model"])
-    dataset = _named(entry.data)(**keywords["data"])
-    return _named(entry.trainer)(network, dataset=dataset, **options)
+    network = _built("model", _named(entry.model), **keywords["model"])
+    dataset = _built("data", _named(entry.data), **keywords["data"])
+    return _built("trainer", _named(entry.trainer), network, dataset=dataset, **options)
+
+
+def _built(section: str, constructor: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """What a section describes; a wrong keyword deep inside it (of a scheduler, a quantizer) is the user's to mend."""
+    try:
+        return constructor(*arguments, **keywords)
+    except TypeError as error:
+        raise ConfigError(f"the section {section} cannot be built: {error}") from error
+
+
+def _with_aliases(options: inspect.Signature) -> inspect.Signature:
+    """The options, also by the names other packages give them."""
+    from helicon.engine.options import ALIASES
+
+    known = options.parameters
+    others = [known[name].replace(name=alias, default=None) for alias, name in ALIASES.items() if name in known]
+    return options.replace(parameters=[*known.values(), *others])
 
 
 def load(path: str | Path, use_ema: bool = True) -> "Network":

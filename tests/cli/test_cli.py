@@ -95,7 +95,7 @@ def test_resume_continues_the_run_as_if_it_had_not_stopped(toy: Path) -> None:
         (["train", "other.yaml"], "nothing that can be trained is called 'tay': did you mean toy?"),
         (["resume", "absent"], "there is no run at absent: give the folder that `helicon train` named"),
         (["resume", "empty"], "empty has no recipe.yaml: it is not a run of `helicon train`"),
-        (["resume", "begun"], "begun has no checkpoint to resume from: start it again with helicon train"),
+        (["resume", "begun", "results_folder=x"], "a run is resumed where it is: leave results_folder out, or move begun first"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_sentence(toy: Path, arguments: list[str], sentence: str) -> None:

@@ -35,7 +35,7 @@ def test_declared_names_are_zipped():
 
 
 @pytest.mark.parametrize("picture", [PICTURE, PICTURE[:1], PICTURE.byte(), Image.new("P", (3, 2))])
-@pytest.mark.parametrize("text", ["a cat", ["a cat", "a feline"]])
+@pytest.mark.parametrize("text", ["a cat", ["a cat", "a feline"], ("a cat", "a feline")])
 @pytest.mark.parametrize("label", [3, np.int64(3), torch.tensor(3)])
 def test_types_and_shapes_tell_the_fields(picture: object, text: object, label: object):
     for sample in ((picture, text, label), (label, picture, text), [text, label, picture]):

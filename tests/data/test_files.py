@@ -43,9 +43,9 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path):
 
 def test_no_folder_and_no_files_are_errors_of_one_sentence(tmp_path: Path):
     touch(tmp_path, "x.txt")
-    with pytest.raises(ValueError, match=r"nowhere does not exist$"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: name the folder of your data"):
         find_files(tmp_path / "nowhere", ("png",))
-    with pytest.raises(ValueError, match=r"is a file, not a folder$"):
+    with pytest.raises(ValueError, match=r"is a file, not a folder: name the folder"):
         find_files(tmp_path / "x.txt", ("png",))
     with pytest.raises(ValueError, match="holds no jpg, png file"):
         find_files(tmp_path, ("jpg", "png"))

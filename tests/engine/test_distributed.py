@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,56 @@ def test_validation_is_averaged_over_all_ranks(out: Path, tmp_path: Path) -> Non
     assert facts["valid_loss"] == pytest.approx(alone.validate()["valid_loss"], rel=1e-5)
 
 
+@pytest.fixture
+def facts(out: Path) -> dict[str, Any]:
+    return json.loads((out / "facts.json").read_text())
+
+
+@pytest.mark.slow
+def test_gradients_are_synchronised_once_a_step_whatever_the_accumulation(facts: dict[str, Any]) -> None:
+    """D-R11: the reference synchronises every micro-batch. (Two networks, one bucket each.)"""
+    assert facts["synchronisations"] == [2 * STEPS, 2 * STEPS]
+
+
+@pytest.mark.slow
+def test_a_schedule_advances_once_a_step_on_any_number_of_processes(facts: dict[str, Any], tmp_path: Path) -> None:
+    """A scheduler given to Accelerate's `prepare` advances once for each process."""
+    alone: list[float] = []
+    options = {"num_train_steps": STEPS, "warmup_steps": 2, "scheduler": "cosine"}
+    trainer = ToyTrainer(line_task(), results_folder=tmp_path / "a", **options)
+    trainer.train(lambda logs: alone.append(float(logs["lr"])))
+    assert facts["rates"] == pytest.approx(alone)
+
+
+@pytest.mark.slow
+def test_one_process_alone_clears_and_writes(out: Path, facts: dict[str, Any]) -> None:
+    """D-R9 and D-R10: in the reference every process deletes the folder and writes the same picture."""
+    assert facts["clears"] == [True, False]
+    assert [path.name for path in (out / "signed" / "samples").iterdir()] == ["step-00000002-of-rank-0.txt"]
+
+
+@pytest.mark.slow
+def test_no_search_for_unused_parameters_is_paid_for(facts: dict[str, Any]) -> None:
+    """D-T11: the reference has it always on."""
+    assert facts["finds_unused_parameters"] is False
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_resumes_exactly_on_both(out: Path) -> None:
+    """D-T5: the reference loads the names of a bare network into a wrapped one, and has its average on one process alone."""
+    for rank in (0, 1):
+        resumed, whole = (
+            load_file(out / f"resumed/rank{rank}.safetensors"),
+            load_file(out / f"line-1-rank{rank}.safetensors"),
+        )
+        assert all(torch.equal(resumed[key], value) for key, value in whole.items())
+    for name in ("model", "ema", "state/optimizer-model"):
+        resumed, whole = (
+            load_file(out / run / f"checkpoints/step-{STEPS:08d}/{name}.safetensors") for run in ("resumed", "line-1")
+        )
+        assert all(torch.equal(resumed[key], value) for key, value in whole.items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["line", "masked"])
 def test_a_sharded_run_equals_an_unsharded_one(out: Path, tmp_path: Path, name: str) -> None:
@@ -104,7 +155,14 @@ def test_a_run_of_two_processes_resumes_on_one_with_the_same_batches(out: Path, 
     resumed = ToyTrainer(one, results_folder=out / "two-then-one", batch_size=2, num_train_steps=6, resume=True)
     assert (resumed.step, resumed.feed.train.global_batch, resumed.feed.grad_accum_every) == (3, 4, 2)
     resumed.train()
+    again = ToyTrainer(line_task(), results_folder=out / "two-then-one", batch_size=2, num_train_steps=6, resume=True)
+    assert again.feed.train.global_batch == 4, "and it stays so when the run is resumed once more"
     unbroken = line_task()
     ToyTrainer(unbroken, dataset=Points(), results_folder=tmp_path / "b", batch_size=4, num_train_steps=6).train()
     for key, expected in weights(unbroken).items():
         torch.testing.assert_close(weights(one)[key], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_processes_seeded_apart_start_from_one_network_and_one_set_of_buffers(out: Path) -> None:
+    assert json.loads((out / "facts.json").read_text())["apart"] == 0

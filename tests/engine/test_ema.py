@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from helicon.engine.ema import EMA
-from toys import ToyTrainer, line_task
+from toys import Line, LineTask, ToyTrainer, line_task
 
 
 class Counted(nn.Module):
@@ -73,6 +73,19 @@ def test_the_options_of_a_trainer_reach_its_average() -> None:
     assert ema is not None
     assert (ema.beta, ema.update_after_step, ema.update_every) == (0.75, 4, 3)
     assert ToyTrainer(line_task(), use_ema=False, results_folder="other").ema is None
+
+
+def test_the_average_follows_where_a_trainer_puts_the_network() -> None:
+    """D-T4: the reference copies before it moves. (Another precision stands for another device here.)"""
+
+    class Moving(LineTask):
+        def move_to(self, device: torch.device) -> None:
+            super().move_to(device)
+            self.model.double()
+
+    ema = ToyTrainer(Moving(Line())).ema
+    assert ema is not None
+    assert {t.dtype for t in ema.average} == {t.dtype for t in ema.online} == {torch.float64}
 
 
 def test_the_average_equals_a_naive_one() -> None:

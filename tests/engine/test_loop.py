@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from helicon.engine.task import Loss, Task, Update
+from helicon.engine.runtime import Runtime
+from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.engine.trainer import TrainingDiverged
 from plain_loop import train_one, train_pair, whole_batches
 from toys import Line, LineTask, MaskedTask, PairTask, Points, ToyTrainer, line_task, pair_task, weights
@@ -121,9 +123,15 @@ def test_a_run_that_stays_bad_stops_with_its_step_and_keeps_the_last_good_checkp
     trainer = ToyTrainer(
         task, results_folder="run", num_train_steps=100, max_bad_steps=6, log_every=2, save_model_every=3
     )
-    with pytest.raises(TrainingDiverged, match=r"since step 5 .*resume it with a lower lr"):
+    with pytest.raises(
+        TrainingDiverged,
+        match=r"since step 5 .*resume from run/checkpoints/step-00000003, the last good checkpoint",
+    ):
         trainer.train()
     assert trainer.step == 10
+    assert [path.name for path in Path("run/checkpoints").glob("step-*")] == ["step-00000003"], (
+        "bad steps are not saved"
+    )
     newest = sorted(Path("run/checkpoints").glob("step-*"))[-1]
     resumed = ToyTrainer(line_task(), results_folder="other", num_train_steps=20)
     resumed.load(newest)
@@ -147,3 +155,38 @@ def test_the_steps_outside_logging_never_wait_for_the_device(monkeypatch: pytest
         trainer._optimize([trainer.runtime.to_device(b) for b in [Points()[0] | {"x": torch.randn(4, 3)}]])
         trainer.step += 1
     assert reads == []
+
+
+def test_steps_outside_logging_wait_for_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-T11: the reference has four barriers a step."""
+    trainer = ToyTrainer(pair_task(), results_folder="run", num_train_steps=20, log_every=10, save_model_every=1000)
+    waits = []
+    monkeypatch.setattr(Runtime, "wait", lambda self: waits.append(trainer.step))
+    for _ in range(5):
+        trainer.train_step()
+    assert waits == []
+
+
+def test_every_loss_is_computed_in_autocast_and_differentiated_outside_of_it() -> None:
+    """D-R11: the reference's discriminator step is outside. D-T11: its backward is inside."""
+    seen: dict[str, list[bool]] = {"losses": [], "backward": []}
+    is_on = lambda: torch.is_autocast_enabled("cpu")
+
+    class Watching(PairTask):
+        def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+            seen["losses"].append(is_on())
+            return super().forward(batch)
+
+        def adversary_loss(self, outputs: tuple[Tensor, Tensor]) -> Loss:
+            return self.watched(super().adversary_loss(outputs))
+
+        def loss(self, outputs: tuple[Tensor, Tensor]) -> Loss:
+            return self.watched(super().loss(outputs))
+
+        def watched(self, loss: Loss) -> Loss:
+            seen["losses"].append(is_on())
+            loss.total.register_hook(lambda gradient: seen["backward"].append(is_on()))
+            return loss
+
+    trained(Watching(pair_task().model), mixed_precision="bf16")
+    assert seen == {"losses": [True] * 3 * STEPS, "backward": [False] * 2 * STEPS}

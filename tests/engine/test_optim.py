@@ -472,6 +472,27 @@ def test_a_run_resumed_in_the_middle_equals_the_unbroken_one(name: str) -> None:
     assert_equal(weights(half), weights(whole))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_from_a_file_fits_a_network_of_another_layout_in_memory(name: str) -> None:
+    """Files hold tensors row by row; a convolution in channels_last is not, and fused optimizers do not look."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+
+    settings, whole, half = OptimizerSettings(optimizer=name, lr=0.02), build(), build()
+    unbroken = NetworkOptimizer(whole, settings, 9)
+    first, second = NetworkOptimizer(half, settings, 9), NetworkOptimizer(half, settings, 9)
+    for step in range(4):
+        if step == 2:
+            second.load_state({k: v.clone(memory_format=torch.contiguous_format) for k, v in first.state().items()}, 2)
+        for network, optimizer in ((whole, unbroken), (half, first if step < 2 else second)):
+            give_gradients(network, seed=step)
+            network.weight.grad = network.weight.grad.contiguous(memory_format=torch.channels_last)
+            optimizer.step(good())
+    assert_equal(weights(half), weights(whole))
+
+
 def test_state_is_taken_over_not_shared() -> None:
     network = small()
     optimizer = stepped(network, steps=2)
@@ -517,6 +538,16 @@ def test_state_of_an_unknown_parameter_is_refused() -> None:
     optimizer = NetworkOptimizer(small(), OptimizerSettings(), 10)
     with pytest.raises(ValueError, match=r"optimizer state for nowhere\.weight, which this network lacks"):
         optimizer.load_state({"nowhere.weight/exp_avg": torch.zeros(2)}, step=1)
+
+
+@pytest.mark.parametrize("entry", ["exp_avg", "step"])
+def test_state_of_another_shape_is_refused(entry: str) -> None:
+    """A fused optimizer would go through it side by side with its parameter, past its end."""
+    optimizer = stepped(small(), steps=1)
+    state = copies(optimizer.state())
+    state[f"linear.weight/{entry}"] = torch.zeros(2)
+    with pytest.raises(ValueError, match=rf"has {entry} of shape \(2,\) for linear.weight, which has shape \(5, 4\)"):
+        optimizer.load_state(state, step=1)
 
 
 def test_state_of_another_optimizer_is_refused() -> None:

@@ -11,7 +11,8 @@ from accelerate.tracking import GeneralTracker, on_main_process
 from torch import Tensor
 
 import helicon
-from helicon.engine.checkpoint import checkpoints
+from helicon.engine.checkpoint import checkpoints, read_manifest
+from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss
 from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 
@@ -28,8 +29,90 @@ def test_a_folder_that_holds_something_is_neither_wiped_nor_asked_about(monkeypa
     with pytest.raises(FileExistsError, match=r"resume=True.*force_clear_prev_results=True"):
         ToyTrainer(line_task(), results_folder="run")
     assert Path("run/thesis.txt").read_text() == "years of work"
+    with pytest.raises(FileExistsError, match=r"holds thesis.txt, which no run has written"):
+        ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
+    assert Path("run/thesis.txt").read_text() == "years of work"
+
+
+def test_an_earlier_run_is_cleared_when_asked() -> None:
+    ToyTrainer(line_task(), results_folder="run", save_results_every=2).train()
     ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
-    assert not Path("run/thesis.txt").exists()
+    assert not any(Path("run").iterdir())
+
+
+def test_save_never_replaces_what_is_no_checkpoint() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=2)
+    trainer.train()
+    Path("pictures").mkdir()
+    Path("pictures/cat.png").write_text("a cat")
+    for path in ("pictures", "run", "pictures/cat.png"):
+        with pytest.raises(ValueError, match="holds something that is no checkpoint"):
+            trainer.save(path)
+    assert Path("pictures/cat.png").read_text() == "a cat" and checkpoints(Path("run"))
+    trainer.save("fresh")
+    trainer.save("fresh")  # a checkpoint may be replaced
+
+
+def test_two_processes_do_not_train_in_one_folder() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=3)
+    other = ToyTrainer(line_task(), results_folder="run", num_train_steps=3, resume=True)
+    with trainer.session(), pytest.raises(BlockingIOError, match="another process is training in run"):
+        other.train()
+    other.train()
+
+
+def test_resume_refuses_to_start_anew_when_every_checkpoint_is_damaged() -> None:
+    ToyTrainer(line_task(), results_folder="run", num_train_steps=2).train()
+    (Path("run/checkpoints/step-00000002") / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 1 checkpoints of run is whole"):
+        ToyTrainer(line_task(), results_folder="run", num_train_steps=4, resume=True)
+
+
+def test_a_sample_that_cannot_be_written_costs_the_run_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Unlucky(LineTask):
+        def present(self, batch: Batch, samples: Any) -> dict[str, Any]:
+            def write(path: Path) -> None:
+                raise OSError("no space left")
+
+            return {"guesses.txt": write}
+
+    torch.manual_seed(3)
+    ToyTrainer(Unlucky(Line()), results_folder="run", num_train_steps=2, save_results_every=1).train()
+    assert "samples of step 1 could not be written (no space left)" in caplog.text
+    assert checkpoints(Path("run"))
+
+
+def test_init_from_is_not_needed_to_resume() -> None:
+    ToyTrainer(line_task(), results_folder="first", num_train_steps=2).train()
+    ToyTrainer(line_task(), results_folder="tuned", num_train_steps=2, init_from="first").train()
+    Path("first").rename("gone")
+    resumed = ToyTrainer(line_task(), results_folder="tuned", num_train_steps=4, init_from="first", resume=True)
+    assert resumed.step == 2
+
+
+def test_a_step_loaded_and_reached_again_is_saved_again() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=4, save_model_every=2)
+    trainer.train()
+    newest = Path("run/checkpoints/step-00000004/manifest.json")
+    before = newest.stat().st_mtime_ns
+    trainer.load("run/checkpoints/step-00000002")
+    trainer.train()
+    assert newest.stat().st_mtime_ns > before
+
+
+def test_only_a_checkpoint_validated_at_its_step_counts_as_the_best() -> None:
+    options = {"num_train_steps": 4, "val_every": 2, "save_model_every": 1, "valid_frac": 0.2, "keep_last": 0}
+    ToyTrainer(line_task(), results_folder="run", **options).train()
+    losses = [read_manifest(folder)["valid_loss"] for folder in checkpoints(Path("run"))]
+    assert [loss is not None for loss in losses] == [False, True, False, True]
+
+
+def test_a_missing_tracker_is_an_error_and_not_an_untracked_run() -> None:
+    with (
+        pytest.warns(UserWarning, match="comet_ml"),
+        pytest.raises(ValueError, match=r"trackers asked for \(comet_ml\)"),
+    ):
+        ToyTrainer(line_task(), results_folder="run", trackers=["comet_ml"])
 
 
 def test_without_a_results_folder_each_trainer_has_its_own() -> None:
@@ -65,6 +148,53 @@ def test_the_given_validation_set_is_the_one_used() -> None:
     trainer = ToyTrainer(Watching(Line()), val_dataset=Marked(8), valid_frac=0.5)
     assert len(trainer.feed.dataset) == 64, "nothing is held out of the training set then"
     trainer.validate()
+
+
+def test_validation_looks_at_the_number_of_batches_asked_for_whatever_the_accumulation() -> None:
+    """D-T8: the reference looks at val_num_batches times grad_accum_every."""
+    looked = []
+
+    class Watching(LineTask):
+        def validate(self, batch: Batch) -> Loss:
+            looked.append(len(batch["x"]))
+            return super().validate(batch)
+
+    torch.manual_seed(3)
+    trainer = ToyTrainer(Watching(Line()), val_dataset=Points(40), val_num_batches=2, grad_accum_every=3)
+    trainer.validate()
+    assert looked == [4, 4]
+
+
+def test_what_the_task_is_given_was_moved_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-T3: in the reference validation batches stay where the loader made them."""
+    moved = Runtime.to_device
+    monkeypatch.setattr(Runtime, "to_device", lambda self, batch: moved(self, batch) | {"moved": torch.ones(())})
+    given: dict[str, bool] = {}
+
+    class Watching(LineTask):
+        def forward(self, batch: Batch) -> Any:
+            given["forward"] = "moved" in batch
+            return super().forward(batch)
+
+        def validate(self, batch: Batch) -> Loss:
+            given["validate"] = "moved" in batch
+            return super().loss(super().forward(batch))
+
+        def sample(self, batch: Batch, seed: int) -> Tensor:
+            given["sample"] = "moved" in batch
+            return super().sample(batch, seed)
+
+    torch.manual_seed(3)
+    ToyTrainer(Watching(Line()), results_folder="run", num_train_steps=1, val_dataset=Points(8)).train()
+    assert given == {"forward": True, "validate": True, "sample": True}
+
+
+def test_steps_are_counted_beyond_what_a_float_can_count() -> None:
+    """D-R12: the reference counts in float32, which stays at 2^24 for ever."""
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=2**24 + 9)
+    trainer.step = 2**24
+    trainer.train_step()
+    assert trainer.step == 2**24 + 1
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -309,6 +439,12 @@ def test_wandb_tracker_passes_hyper_parameters_on_and_ends_when_training_raises(
     assert recorder.told[0] == ("config", {"lr": 0.5, "note": "mine"})
     assert ("log", 1) in recorder.told
     assert recorder.told[-1] == ("finish", None) and recorder.told.count(("finish", None)) == 1
+
+
+def test_the_tracker_of_one_trainer_is_not_that_of_the_next() -> None:
+    """D-T9: the reference writes it into a default that all later trainers share."""
+    ToyTrainer(line_task(), results_folder="one", trackers=[Recorder()])
+    assert not ToyTrainer(line_task(), results_folder="two").trackers.wanted
 
 
 def test_trackers_start_on_their_own_with_the_run_s_options() -> None:

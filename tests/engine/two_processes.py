@@ -1,18 +1,22 @@
 """Run by torchrun on two gloo processes: trains each toy and writes what came out, for tests/engine/test_distributed.py."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safetensors.torch import save_file
 
 from helicon.engine.trainer import Trainer
-from toys import MaskedTask, ToyTrainer, line_task, pair_task, weights
+from toys import LineTask, MaskedTask, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
@@ -24,6 +28,67 @@ def trained(task_name: str, folder: Path, **options: object) -> Trainer:
     return trainer
 
 
+class Signed(LineTask):
+    """Samples bear the rank that wrote them."""
+
+    def present(self, batch: Any, samples: Any) -> dict[str, Any]:
+        return {f"of-rank-{dist.get_rank()}.txt": lambda path: path.write_text("")}
+
+
+def of_every_rank(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def synchronisations(folder: Path, accumulate: int) -> int:
+    """How often the gradients of the two networks went over the wire."""
+    trainer = ToyTrainer(
+        pair_task(), results_folder=folder, num_train_steps=STEPS, batch_size=2, grad_accum_every=accumulate
+    )
+    count = 0
+
+    def counted(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal count
+        count += 1
+        return allreduce_hook(group, bucket)
+
+    for network in trainer.wrapped.values():
+        network.register_comm_hook(None, counted)
+    trainer.train()
+    return count
+
+
+def rates(folder: Path) -> list[float]:
+    """The learning rate of every step, warmed up and then lowered."""
+    found: list[float] = []
+    trainer = ToyTrainer(
+        line_task(), results_folder=folder, num_train_steps=STEPS, warmup_steps=2, scheduler="cosine", batch_size=2
+    )
+    trainer.train(lambda logs: found.append(float(logs["lr"])))
+    return found
+
+
+def who_clears(folder: Path) -> list[bool]:
+    """Which ranks delete what an earlier run left."""
+    folder.mkdir(exist_ok=True)
+    (folder / "bad_files.txt").write_text("an earlier run")
+    dist.barrier()
+    with mock.patch.object(shutil, "rmtree", wraps=shutil.rmtree) as spied:
+        ToyTrainer(line_task(), results_folder=folder, force_clear_prev_results=True)
+    assert not (folder / "bad_files.txt").exists()
+    return of_every_rank(any(call.args[0] == folder for call in spied.call_args_list))
+
+
+def resumed_on_both(folder: Path) -> None:
+    """Stopped after two steps and resumed, with the numbers of the unbroken run `line-1`."""
+    for steps in (2, STEPS):
+        trainer = ToyTrainer(line_task(), results_folder=folder, num_train_steps=steps, batch_size=2, resume=True)
+        assert trainer.step == (0 if steps == 2 else 2)
+        trainer.train()
+    save_file(weights(trainer.task), folder / f"rank{trainer.runtime.rank}.safetensors")
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     facts: dict[str, object] = {}
@@ -31,12 +96,19 @@ def main(out: Path) -> None:
         for accumulate in (1, 3):
             trainer = trained(name, out / f"{name}-{accumulate}", batch_size=2, grad_accum_every=accumulate)
             assert trainer.runtime.world_size == 2, "torchrun started one process"
+            facts["finds_unused_parameters"] = trainer.wrapped[next(iter(trainer.raw))].find_unused_parameters
             save_file(weights(trainer.task), out / f"{name}-{accumulate}-rank{trainer.runtime.rank}.safetensors")
 
     trainer = trained(
         "line", out / "validated", batch_size=2, valid_frac=0.3, val_num_batches=None, save_results_every=1
     )
     facts["valid_loss"] = trainer.validate()["valid_loss"]
+    torch.manual_seed(3)
+    ToyTrainer(Signed(line_task().model), results_folder=out / "signed", num_train_steps=2, batch_size=2).train()
+    facts["synchronisations"] = [synchronisations(out / f"synchronised-{n}", n) for n in (1, 3)]
+    facts["rates"] = rates(out / "rates")
+    facts["clears"] = who_clears(out / "cleared")
+    resumed_on_both(out / "resumed")
 
     for name in ("masked", "line"):
         trained(name, out / f"sharded-{name}", batch_size=2, shard=True, valid_frac=0.3, save_model_every=2)
@@ -55,6 +127,16 @@ def main(out: Path) -> None:
         ToyTrainer(pair_task(), results_folder=out / "refused", shard=True)
     except ValueError as error:
         facts["shard_refusal"] = str(error)
+
+    # A script that seeds its processes differently: they must start from one network all the same.
+    torch.manual_seed(100 + dist.get_rank())
+    apart = LineTask(Line())
+    apart.model.register_buffer("running", torch.randn(3))
+    ToyTrainer(apart, results_folder=out / "apart", batch_size=2, num_train_steps=1).train()
+    everything = torch.cat([value.flatten() for value in apart.model.state_dict().values()])
+    gathered = [torch.empty_like(everything) for _ in range(2)]
+    dist.all_gather(gathered, everything)
+    facts["apart"] = float((gathered[0] - gathered[1]).abs().max())
 
     # Saved by two processes with dropout, to be resumed by one; and the same run unbroken.
     half = ToyTrainer(line_task(), results_folder=out / "two-then-one", batch_size=2, num_train_steps=3)

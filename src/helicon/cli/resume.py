@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from helicon.cli.train import RECIPE_FILE, Overrides, run, sections
-from helicon.config import load_recipe
+from helicon.config import ConfigError, load_recipe
 
 
 def resume(
@@ -19,6 +19,8 @@ def resume(
     if not (folder / RECIPE_FILE).is_file():
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}: it is not a run of `helicon train`")
     recipe = load_recipe(folder / RECIPE_FILE, overrides or [], sections=sections)
-    if not any(folder.glob("checkpoints/step-*")):
-        raise FileNotFoundError(f"{folder} has no checkpoint to resume from: start it again with helicon train")
+    if "results_folder" in recipe.trainer:
+        raise ConfigError(f"a run is resumed where it is: leave results_folder out, or move {folder} first")
+    if not any(folder.glob("checkpoints/*")):
+        typer.echo(f"{folder} has no checkpoint yet: it starts from the beginning.")
     run(recipe, results_folder=folder, resume=True)

@@ -1,6 +1,7 @@
 """`helicon train RECIPE key=value ...`"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,9 @@ def run(recipe: Recipe, results_folder: Path | None = None, resume: bool = False
 
     trainer = registry.build_trainer(recipe, results_folder=results_folder, resume=resume)
     if trainer.is_main:
-        recipe.dump(trainer.results_folder / RECIPE_FILE)
+        once = ("resume", "force_clear_prev_results", "results_folder")  # of this start of the run, not of the run
+        kept = {key: value for key, value in recipe.trainer.items() if key not in once}
+        replace(recipe, trainer=kept).dump(trainer.results_folder / RECIPE_FILE)
     try:
         trainer.train()
     except TrainingDiverged as error:

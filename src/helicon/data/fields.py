@@ -27,7 +27,8 @@ class Field:
 
 
 def is_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+    # (torch's own collate makes a list of the strings of dicts, and a tuple of those of tuples.)
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value))
 
 
 def is_label(value: Any) -> bool:

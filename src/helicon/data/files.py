@@ -31,7 +31,10 @@ def find_files(folder: str | Path, exts: Sequence[str]) -> Files:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ValueError(f"the data folder {folder} {problem}")
+        raise ValueError(
+            f"the data folder {folder} {problem}: name the folder of your data (data.source=... in a recipe; relative paths "
+            f"start at the current folder)"
+        )
     suffixes = tuple("." + ext.lower().removeprefix(".") for ext in exts)
     keys = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if path.suffix.lower() in suffixes)
     if not keys:

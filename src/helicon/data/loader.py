@@ -164,6 +164,8 @@ class Loader:
             generator=torch.Generator(),  # or it would draw the workers' seed from the training's own randomness
         )
         for batch, bad, is_readable in batches:
+            if isinstance(batch, _Mistake):
+                raise ValueError(batch.sentence)
             for path, reason in bad:
                 self._note(path, reason)
             if not is_readable:
@@ -178,13 +180,18 @@ class Loader:
         if self._bad_list.add(path, reason):
             self.bad.append(path)
             level = logging.WARNING if len(self.bad) <= NUM_BAD_FILES_TOLD else logging.DEBUG
-            logger.log(level, "skipped %s: %s", path, reason)
+            logger.log(level, "skipped %s: %s", _printable(path), _printable(reason))
 
 
 def _leave_process_group(worker: int) -> None:
     """A signal to the group of the run (Ctrl-C, say) is for the main process, which still wants batches to end well."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+
+
+def _printable(text: str) -> str:
+    """File names need not be valid UTF-8, and a console need not take what is not."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class _BadList:
@@ -225,15 +232,27 @@ class _Sample:
 
 
 @dataclass(frozen=True)
+class _Mistake:
+    """A sentence for the user on its way from a worker process. (Left to torch, its traceback would be part of it.)"""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class _Samples(Dataset[_Sample]):
     """The dataset, asked for by (epoch, index). An item that cannot be read gives way to the next one that can."""
 
     dataset: Any
     seed: int
 
-    def __getitems__(self, places: list[Place]) -> list[_Sample]:
-        with preserved():
-            return [self[place] for place in places]
+    def __getitems__(self, places: list[Place]) -> list[_Sample] | _Mistake:
+        try:
+            with preserved():
+                return [self[place] for place in places]
+        except ValueError as error:
+            if torch.utils.data.get_worker_info() is None:
+                raise
+            return _Mistake(str(error))
 
     def __getitem__(self, place: Place) -> _Sample:
         epoch, wanted = place
@@ -256,7 +275,9 @@ class _Collate:
     collate: Callable[[list[Any]], Any]
     seed: int
 
-    def __call__(self, samples: list[_Sample]) -> tuple[Any, list[tuple[str, str]], bool]:
+    def __call__(self, samples: list[_Sample] | _Mistake) -> tuple[Any, list[tuple[str, str]], bool]:
+        if isinstance(samples, _Mistake):
+            return samples, [], True
         bad = [report for sample in samples for report in sample.bad]
         if not all(sample.is_readable for sample in samples):
             return None, bad, False

@@ -12,6 +12,7 @@ at any moment leaves either the old state or the new one. Hashing and writing ha
 main memory, while training goes on.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -19,7 +20,8 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ STATE_FOLDER = "state"
 TRAINER_FILE = f"{STATE_FOLDER}/trainer.json"
 RANDOM_FILE = f"{STATE_FOLDER}/random.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+LOCK_FILE = ".lock"
 FORMAT = 1  # raised when older readers could not understand a checkpoint
 
 
@@ -59,6 +62,8 @@ def folder_name(step: int) -> str:
 
 def write(snapshot: Snapshot, folder: Path) -> None:
     """Writes a checkpoint at `folder`, replacing one that is there only once the new one is whole."""
+    if folder.exists() and not _is_replaceable(folder):
+        raise ValueError(f"{folder} holds something that is no checkpoint: choose another path for this one")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -85,6 +90,10 @@ def write(snapshot: Snapshot, folder: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
         raise
     flush(folder.parent)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / MANIFEST_FILE).exists() or not any(folder.iterdir()))
 
 
 def _replace(temporary: Path, folder: Path) -> None:
@@ -263,6 +272,19 @@ def _valid_loss(folder: Path) -> float | None:
     except ValueError:  # damaged, or of a later version: not the best that is known here
         return None
     return loss if loss is not None and math.isfinite(loss) else None
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """One process at a time trains in a folder: two would delete each other's half-written checkpoints."""
+    with (run / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BlockingIOError(
+                f"another process is training in {run}: wait for it, or choose another results_folder"
+            ) from error
+        yield
 
 
 class BackgroundWriter:

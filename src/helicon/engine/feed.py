@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from helicon.data.dataset import unaugmented
 from helicon.data.foreign import ForeignLoader
 from helicon.data.loader import Loader
 from helicon.data.split import split
@@ -30,6 +31,7 @@ class Feed:
             raise ValueError("give either a dataset (or folder) or a train_dataloader")
         if dataset is not None and val_dataset is None and val_dataloader is None and options.valid_frac > 0:
             dataset, val_dataset = split(dataset, options.valid_frac, options.random_split_seed)
+        val_dataset = None if val_dataset is None else unaugmented(val_dataset)  # also the one a user gives
         self.options, self.runtime, self.dataset, self.val_dataset = options, runtime, dataset, val_dataset
         self._collate, self._bad_files = collate, folder / "bad_files.txt"
         self.batch_size, self.grad_accum_every = self._local_batch(), options.grad_accum_every

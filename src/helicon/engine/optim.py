@@ -270,6 +270,12 @@ class NetworkOptimizer:
                         f"the checkpoint holds the state of another optimizer than {self.settings.optimizer} "
                         f"({', '.join(sorted(saved))}): resume with the one it was trained with, or start anew with init_from"
                     )
+                for entry, value in saved.items():  # fused optimizers would read past the end of a shorter one
+                    if value.shape != (() if entry == "step" else parameter.shape):
+                        raise ValueError(
+                            f"the checkpoint has {entry} of shape {tuple(value.shape)} for {names[id(parameter)]}, which has "
+                            f"shape {tuple(parameter.shape)}: it is another model's"
+                        )
                 optimizer.state[parameter] = {k: _placed(v, parameter) for k, v in saved.items()}
         if step < self.schedule.step:  # an earlier checkpoint than the step this run has reached
             self.schedule = Schedule(self.settings, self._num_train_steps)

@@ -130,6 +130,8 @@ class TrainerOptions:
         for name, low, high in (("ema_beta", 0.0, 1.0), ("valid_frac", 0.0, 0.999)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name}={getattr(self, name)!r} must lie between {low} and {high}")
+        if len(self.betas) != 2:
+            raise ValueError(f"betas={list(self.betas)} must be two numbers, such as [0.9, 0.99]")
         for name in ("max_grad_norm", "discr_max_grad_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -1,5 +1,6 @@
 """Where a run runs: processes, device, precision, compilation, random states. The one place that knows Accelerate."""
 
+import inspect
 import logging
 import random
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,8 @@ class Runtime:
         """The network as the loop calls it: compiled in place, and synchronised or sharded over the processes."""
         if compiled and self.compiles:
             network.compile()
+        if self.is_distributed:
+            self._equalise(network)
         if self.shards:
             for module in network.modules():
                 if isinstance(module, nn.ModuleList):
@@ -80,10 +83,21 @@ class Runtime:
         handler = self.accelerator.ddp_handler
         chosen: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        # Buffers are not broadcast: those that must agree over ranks (codebooks) are made to agree where they change.
+        # Buffers are not broadcast at each step: those that must agree (codebooks) are made to agree where they change.
+        names = inspect.signature(DistributedDataParallel).parameters
+        sync = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        if sync != "broadcast_buffers":
+            chosen.pop("broadcast_buffers", None)
         return DistributedDataParallel(
-            network, device_ids=device_ids, **{"broadcast_buffers": False, "gradient_as_bucket_view": True, **chosen}
+            network, device_ids=device_ids, **{"gradient_as_bucket_view": True, **chosen, sync: False}
         )
+
+    @staticmethod
+    @torch.no_grad()
+    def _equalise(network: nn.Module) -> None:
+        """Every process starts from the first one's parameters and buffers, whatever seed its script had."""
+        for tensor in (*network.parameters(), *network.buffers()):
+            dist.broadcast(tensor.detach(), 0)
 
     def freeze(self, module: nn.Module) -> None:
         """A module that is only used: compiled, in evaluation mode, without gradients of its own."""
@@ -148,7 +162,13 @@ def _accelerator(options: TrainerOptions) -> Accelerator:
         kwargs["log_with"] = trackers
     if not torch.accelerator.is_available():
         kwargs["cpu"] = True
-    return Accelerator(kwargs_handlers=handlers, **kwargs)
+    accelerator = Accelerator(kwargs_handlers=handlers, **kwargs)
+    if len(accelerator.log_with) < len(trackers):  # Accelerate leaves out what is not installed
+        names = ", ".join(str(getattr(tracker, "name", tracker)) for tracker in trackers)
+        raise ValueError(
+            f"not all of the trackers asked for ({names}) are installed: pip install the missing one, or leave it out"
+        )
+    return accelerator
 
 
 def _precision(options: TrainerOptions, device: torch.device) -> str:

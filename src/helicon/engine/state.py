@@ -14,7 +14,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from helicon.data.loader import Loader, Position
 from helicon.engine import checkpoint
-from helicon.engine.checkpoint import CHECKPOINTS_FOLDER, RANDOM_FILE, STATE_FOLDER, TRAINER_FILE, Loaded, Snapshot
+from helicon.engine.checkpoint import (
+    CHECKPOINTS_FOLDER,
+    LOCK_FILE,
+    RANDOM_FILE,
+    STATE_FOLDER,
+    TRAINER_FILE,
+    Loaded,
+    Snapshot,
+)
 from helicon.engine.runtime import Runtime, random_state, seed_everything, set_random_state
 from helicon.engine.shards import read_shards, write_shards
 from helicon.nn.network import CONFIG_FILE, EMA_FILE, STAGES_FOLDER, WEIGHTS_FILE, Network, class_path, stage_reference
@@ -24,6 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What a run writes into its folder: all that may be cleared from one.
+RUN_CONTENTS = {
+    *(CHECKPOINTS_FOLDER, STAGES_FOLDER, "samples", "tensorboard"),
+    *("recipe.yaml", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
+}
+
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
     """Makes the run's folder. One that holds something is never wiped or asked about, only refused."""
@@ -31,8 +45,13 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
     runtime.wait()  # every process has looked before one of them writes
     if taken and not resume and not clear:
         raise FileExistsError(
-            f"{folder} already holds a run: continue it with resume=True, replace it with force_clear_prev_results=True, "
-            f"or choose another results_folder"
+            f"{folder} already holds something: continue a run with resume=True (helicon resume {folder}), "
+            f"replace it with force_clear_prev_results=True, or choose another results_folder"
+        )
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in RUN_CONTENTS) if taken else []
+    if foreign and clear and not resume:
+        raise FileExistsError(
+            f"{folder} holds {foreign[0]}, which no run has written: it is not cleared; choose another results_folder"
         )
     if runtime.is_main:
         if taken and clear and not resume:
@@ -44,13 +63,20 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
 def newest_on_all(runtime: Runtime, run: Path) -> Path | None:
     """The newest whole checkpoint, looked for by the main process alone so that all processes load the same one."""
     found = checkpoint.newest_whole(run) if runtime.is_main else None
-    return runtime.gather(found)[0]
+    count = len(checkpoint.checkpoints(run))
+    newest, count = runtime.gather((found, count))[0]
+    if newest is None and count:
+        raise ValueError(
+            f"none of the {count} checkpoints of {run} is whole: put one back, or start anew with force_clear_prev_results=True"
+        )
+    return newest
 
 
-def save_in_background(trainer: "Trainer") -> None:
+def save_in_background(trainer: "Trainer", keep_last: int) -> None:
+    trainer.writer.wait()  # or two copies of everything would be in main memory
     snapshot = _capture(trainer, trainer.results_folder / CHECKPOINTS_FOLDER / checkpoint.folder_name(trainer.step))
     if snapshot is not None:
-        trainer.writer.submit(snapshot, trainer.results_folder, trainer.options.keep_last)
+        trainer.writer.submit(snapshot, trainer.results_folder, keep_last)
 
 
 def save(trainer: "Trainer", folder: Path) -> None:
@@ -68,7 +94,7 @@ def _capture(trainer: "Trainer", folder: Path) -> Snapshot | None:
     shards = None
     if runtime.shards:
         shards = _write_optimizer_shards(trainer, folder, optimizers)
-    own = model.own_tensors()
+    own = model.own_tensors() if runtime.is_main or runtime.shards else {}
     tensors: dict[str, dict[str, Tensor]] = {WEIGHTS_FILE: {name: _copied(value) for name, value in own.items()}}
     if trainer.ema is not None:
         averages = trainer.ema.by_identity()
@@ -89,7 +115,11 @@ def _capture(trainer: "Trainer", folder: Path) -> Snapshot | None:
         TRAINER_FILE: _trainer_document(trainer),
         RANDOM_FILE: randomness,
     }
-    facts = {"class": class_path(model.kind), "lineage": stages, "valid_loss": trainer.valid_loss}
+    facts = {
+        "class": class_path(model.kind),
+        "lineage": stages,
+        "valid_loss": trainer.valid_loss if trainer.valid_step == trainer.step else None,
+    }
     return Snapshot(trainer.step, tensors, documents, facts, shards)
 
 
@@ -100,12 +130,13 @@ def _trainer_document(trainer: "Trainer") -> dict[str, Any]:
         "updates": {name: optimizer.schedule.step for name, optimizer in trainer.optimizers.items()},
         "position": asdict(trainer.position),
         "world_size": trainer.runtime.world_size,
+        "asked": _asked(trainer),
         "batch_size": trainer.feed.batch_size,
         "grad_accum_every": trainer.feed.grad_accum_every,
         "samples": len(trainer.feed.dataset) if isinstance(loader, Loader) else None,
         "loader": None if isinstance(loader, Loader) else _jsonable(loader.state),
         "valid_loss": trainer.valid_loss,
-        "bad_steps": [float(trainer.bad_steps), float(trainer.bad_in_a_row)],
+        "bad_steps": float(trainer.bad_steps),
         "tracker_run": trainer.trackers.run_id,
     }
 
@@ -143,8 +174,8 @@ def restore(trainer: "Trainer", path: Path) -> None:
         trainer.scale.load_state(loaded.tensors(f"{STATE_FOLDER}/loss_scale.safetensors"))
     trainer.step = document["step"]
     trainer.valid_loss = document["valid_loss"]
-    trainer.bad_steps.fill_(document["bad_steps"][0])
-    trainer.bad_in_a_row = torch.full_like(trainer.bad_in_a_row, document["bad_steps"][1])
+    trainer.bad_steps.fill_(document["bad_steps"])
+    trainer.bad_in_a_row = torch.zeros_like(trainer.bad_in_a_row)
     trainer.trackers.run_id = document["tracker_run"]
     _restore_data(trainer, document)
     _restore_randomness(trainer, loaded.document(RANDOM_FILE))
@@ -163,13 +194,23 @@ def _restore_data(trainer: "Trainer", document: dict[str, Any]) -> None:
             document["samples"],
             len(trainer.feed.dataset),
         )
-    if document["world_size"] != trainer.runtime.world_size:
-        _keep_global_batch(trainer, document)
-
-
-def _keep_global_batch(trainer: "Trainer", document: dict[str, Any]) -> None:
-    """On another number of processes, accumulation (or else the local batch) changes so that a step sees the same samples."""
     whole = document["batch_size"] * document["grad_accum_every"] * document["world_size"]
+    if loader.global_batch == whole:
+        return
+    if document["asked"] == _asked(trainer):
+        _keep_global_batch(trainer, whole)
+    else:
+        logger.warning("a step has %d samples from here on; it had %d before", loader.global_batch, whole)
+
+
+def _asked(trainer: "Trainer") -> list[Any]:
+    """What the user asked of a batch, whatever number of processes shares it."""
+    options = trainer.options
+    return [options.batch_size, options.grad_accum_every, options.split_batches]
+
+
+def _keep_global_batch(trainer: "Trainer", whole: int) -> None:
+    """On another number of processes, accumulation (or else the local batch) changes so that a step sees the same samples."""
     processes = trainer.runtime.world_size
     batch_size, accumulate = trainer.feed.batch_size, trainer.feed.grad_accum_every
     if whole % (processes * batch_size) == 0:
@@ -181,6 +222,13 @@ def _keep_global_batch(trainer: "Trainer", document: dict[str, Any]) -> None:
             f"the run was saved with {whole} samples per step, which {processes} processes cannot share evenly: "
             f"resume on a number of processes that divides {whole}"
         )
+    logger.info(
+        "a step keeps its %d samples: %d processes x %d micro-batches of %d",
+        whole,
+        processes,
+        trainer.feed.grad_accum_every,
+        trainer.feed.batch_size,
+    )
 
 
 def _restore_randomness(trainer: "Trainer", states: list[dict[str, Any]]) -> None:

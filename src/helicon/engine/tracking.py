@@ -67,8 +67,12 @@ class Reporter:
         if not self.active:
             return
         self._latest |= values
-        with (self.run / METRICS_FILE).open("a") as file:
-            file.write(json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}}) + "\n")
+        line = json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}})
+        try:
+            with (self.run / METRICS_FILE).open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            logger.error("the numbers of step %d could not be written (%s); the run goes on", step, error)
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from helicon.data.loader import Loader, Position
 from helicon.engine import state
-from helicon.engine.checkpoint import BackgroundWriter, resolve
+from helicon.engine.checkpoint import BackgroundWriter, checkpoints, locked, resolve
 from helicon.engine.ema import EMA
 from helicon.engine.feed import Feed
 from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
@@ -82,7 +82,8 @@ class Trainer:
             collate,
         )
 
-        if self.options.init_from is not None:
+        newest = state.newest_on_all(self.runtime, self.results_folder) if self.options.resume else None
+        if self.options.init_from is not None and newest is None:
             state.load_weights(task.model, load_network(resolve(Path(self.options.init_from))))
         task.move_to(self.device)
         for module in task.frozen.values():
@@ -103,6 +104,7 @@ class Trainer:
         self.step = 0
         self.position = Position()
         self.valid_loss: float | None = None
+        self.valid_step: int | None = None  # at which it was measured
         self.bad_steps = torch.zeros((), device=self.device)
         self.bad_in_a_row = torch.zeros((), device=self.device)
         self.reporter = Reporter(
@@ -124,8 +126,9 @@ class Trainer:
         self._signal: int | None = None
         self._clock = Clock()
         seed_everything(self.options.seed * 1_000_003 + self.runtime.rank)
-        if self.options.resume:
-            self._resume()
+        if newest is not None:
+            self._resume(newest)
+        self._started_at = self.step
         # It is about to change: as a stage of something later it is not what it was loaded from.
         task.model.source = task.model.source_sha256 = None
 
@@ -138,7 +141,7 @@ class Trainer:
                 logs = self.train_step()
                 if log_fn is not None:
                     log_fn(logs)
-            self._save_once()
+            self._save_once(final=True)
             self.writer.finish()
         self.print(f"{self.name}: {self.step} steps done; the run is in {self.results_folder}")
 
@@ -146,6 +149,8 @@ class Trainer:
 
     def train_step(self) -> Logs:
         """One optimizer step, and what is due after it. Returns named 0-d tensors (on the device: reading one waits)."""
+        if not self._inside_session and self.step == self._started_at:
+            self.reporter.take_back(self.step)
         with nullcontext() if self._inside_session else self._mode(True):
             micro = self._next_batches() if self._ahead is None else self._ahead
             logs = self._optimize(micro)
@@ -218,11 +223,12 @@ class Trainer:
                 self._report()
         with self._clock.paused():
             if self.feed.valid is not None and due(options.val_every or options.save_results_every):
+                self._report()
                 self.log(**self.validate())
-            if due(options.save_results_every):
-                self._write_samples()
             if due(options.save_model_every):
                 self._save_once()
+            if due(options.save_results_every):
+                self._write_samples()
         # Processes see a signal at different moments: they agree on it when they synchronise anyway.
         if logs_now or not self.runtime.is_distributed:
             self._stop_if_asked()
@@ -295,7 +301,7 @@ class Trainer:
             raise ValueError("the validation set gave no batch on any process")
         totals = [sum(column) for column in zip(*(values for _, values in shares), strict=True)]
         result = {name: total / totals[-1] for name, total in zip(shares[0][0], totals, strict=False)}
-        self.valid_loss = result["valid_loss"]
+        self.valid_loss, self.valid_step = result["valid_loss"], self.step
         return result
 
     def _items(self, batch: Batch) -> Tensor | float:
@@ -317,9 +323,12 @@ class Trainer:
                     samples["ema"] = self.task.sample(self._sample_batch, self.options.seed)
         if self.is_main:
             folder = self.results_folder / "samples"
-            for name, write in self.task.present(self._sample_batch, samples).items():
-                folder.mkdir(parents=True, exist_ok=True)
-                write(folder / f"step-{self.step:08d}-{name}")
+            try:
+                for name, write in self.task.present(self._sample_batch, samples).items():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write(folder / f"step-{self.step:08d}-{name}")
+            except OSError as error:
+                logger.error("the samples of step %d could not be written (%s); the run goes on", self.step, error)
 
     def _report(self) -> None:
         """Shows the numbers of the last step that logs, once, and stops a run that has diverged.
@@ -344,8 +353,15 @@ class Trainer:
         if in_a_row >= self.options.max_bad_steps:
             raise TrainingDiverged(
                 f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
-                f"the last good checkpoint is in {self.results_folder / 'checkpoints'}: resume it with a lower lr or max_grad_norm"
+                f"{self._last_good()}, with a lower lr or max_grad_norm"
             )
+
+    def _last_good(self) -> str:
+        self.writer.wait()
+        found = checkpoints(self.results_folder)
+        return (
+            f"resume from {found[-1]}, the last good checkpoint" if found else "there is no checkpoint yet: start again"
+        )
 
     # ------------------------------------------------------------------ saving, loading, stopping
 
@@ -357,27 +373,31 @@ class Trainer:
         """Continues from a checkpoint folder, or from the newest whole checkpoint of a run folder."""
         self.writer.wait()
         state.restore(self, Path(path))
-        self._batches = self._ahead = self._pending = None
+        self._batches = self._ahead = self._pending = self._saved_step = None
 
-    def _save_once(self) -> None:
+    def _save_once(self, final: bool = False) -> None:
+        """A checkpoint of this step, unless there is one. While steps are not finite none is made (the weights themselves may
+        be spoilt), but for one at the end, which then pushes no earlier one out."""
         self._report()
-        if self._saved_step != self.step:
-            state.save_in_background(self)
-            self._saved_step = self.step
+        if self._saved_step == self.step:
+            return
+        is_bad = bool(self.bad_in_a_row > 0)
+        if is_bad and not final:
+            logger.warning("step %d is not saved: its loss or gradient was not finite", self.step)
+            return
+        state.save_in_background(self, keep_last=0 if is_bad else self.options.keep_last)
+        self._saved_step = self.step
 
-    def _resume(self) -> None:
-        newest = state.newest_on_all(self.runtime, self.results_folder)
-        if newest is not None:
-            self.load(newest)
-            self.reporter.take_back(self.step)
-            self._saved_step = self.step
-            self.print(f"{self.name}: resuming from step {self.step} ({newest})")
+    def _resume(self, newest: Path) -> None:
+        self.load(newest)
+        self._saved_step = self.step
+        self.print(f"{self.name}: resuming from step {self.step} ({newest})")
 
     def _stop_if_asked(self) -> None:
         asked = max((number or 0) for number in self.runtime.gather(self._signal))
         if not asked:
             return
-        self._save_once()
+        self._save_once(final=True)
         self.writer.finish()
         has_recipe = (self.results_folder / "recipe.yaml").exists()
         command = f"helicon resume {self.results_folder}" if has_recipe else "the same trainer with resume=True"
@@ -393,24 +413,25 @@ class Trainer:
         self._signal = None
         owns_trackers = not self.trackers.started  # or else a `wandb_tracker` block around this ends them
         handlers = {}
-        try:
-            self.reporter.start(self.step)
-            self.trackers.start(self.name, self._hyper_parameters())
-            if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    handlers[number] = signal.signal(number, self._on_signal)
-            with self._mode(True):
-                self._inside_session = True
-                yield
-        finally:
-            self._inside_session = False
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            self.writer.wait()
-            self.reporter.stop()
-            if owns_trackers:
-                self.trackers.end()
-            self._batches = self._ahead = self._pending = None
+        with locked(self.results_folder) if self.is_main else nullcontext():
+            try:
+                self.reporter.start(self.step)
+                self.trackers.start(self.name, self._hyper_parameters())
+                if threading.current_thread() is threading.main_thread():
+                    for number in (signal.SIGINT, signal.SIGTERM):
+                        handlers[number] = signal.signal(number, self._on_signal)
+                with self._mode(True):
+                    self._inside_session = True
+                    yield
+            finally:
+                self._inside_session = False
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+                self.writer.wait()
+                self.reporter.stop()
+                if owns_trackers:
+                    self.trackers.end()
+                self._batches = self._ahead = self._pending = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._signal is not None:
@@ -485,7 +506,6 @@ class Trainer:
 
     def log(self, **values: float) -> None:
         """Numbers of this step, to the console, metrics.jsonl, TensorBoard and the trackers."""
-        self._report()
         self._log_at(self.step, values)
 
     def _log_at(self, step: int, values: Mapping[str, float]) -> None:

@@ -159,10 +159,22 @@ class KVCache:
 class LayerCache(NamedTuple):
     """One layer's part of the cache, to be written into."""
 
-    keys: Tensor  # [b, g, m, d]
-    values: Tensor
+    keys: Tensor | None  # [b, g, m, d]; None where only a context is kept
+    values: Tensor | None
     context_keys: Tensor | None = None  # [b, g, 1 + m, d], of the null key and the context
     context_values: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ContextKeys:
+    """Keys and values of one context in every layer, for passes that attend to the same context again and again."""
+
+    keys: list[Tensor]  # [b, g, 1 + m, d] a layer, of the null key and the context
+    values: list[Tensor]
+    bias: Tensor | None  # [b, 1, 1, 1 + m]
+
+    def layer(self, index: int) -> LayerCache:
+        return LayerCache(None, None, self.keys[index], self.values[index])
 
 
 class Pattern(NamedTuple):
@@ -196,6 +208,7 @@ class SelfAttention(nn.Module):
             turned = pattern.rotation(turned)
         queries, keys = turned.split((heads, key_heads), dim=1)
         if cache is not None and pattern.slots is not None:
+            assert cache.keys is not None and cache.values is not None
             cache.keys.index_copy_(2, pattern.slots, keys)
             cache.values.index_copy_(2, pattern.slots, values)
             if pattern.attend_cached and pattern.bias is not None:

@@ -115,6 +115,28 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
             for name, value in expected.items():
                 value.copy_(state[name])
 
+    def save(self, path: str | Path) -> None:
+        """Writes the folder that `load` and `from_pretrained` read."""
+        self.save_pretrained(path)
+
+    def load(self, path: str | Path) -> None:
+        """Takes over the weights of a saved network or checkpoint, the averaged (EMA) ones where there are some."""
+        folder = Path(path)
+        if folder.is_file():
+            raise ValueError(
+                f"{folder} is a file: give a folder made by save, save_pretrained or a trainer; .pt files are not read"
+            )
+        saved_class = read_config(folder)["class"]
+        if saved_class != class_path(self.kind):
+            raise ValueError(
+                f"{folder} holds a {saved_class}, not a {class_path(self.kind)}: load it with helicon.load"
+            )
+        state = load_state(folder / WEIGHTS_FILE)
+        if (folder / EMA_FILE).exists():
+            state |= load_state(folder / EMA_FILE)
+        self.load_own_state(state)
+        self.source, self.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
+
     def _foreign_tensors(self) -> set[int]:
         lent = [self.arguments.get(key) for key in self.unsaved_arguments]
         modules = [value for value in [*self.stages().values(), *lent] if isinstance(value, nn.Module)]
@@ -181,7 +203,10 @@ def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Networ
         if name not in arguments and name not in stages:
             stages[name] = _load_stage(folder, name, reference, network_class.__name__)
     decoded = {key: _decode(value, stages) for key, value in config["arguments"].items() if key not in arguments}
-    network = network_class(**decoded, **arguments)
+    try:
+        network = network_class(**decoded, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{folder} names arguments that {network_class.__name__} does not take: {error}") from error
     network.load_own_state(load_state(folder / WEIGHTS_FILE))
     if use_ema and (folder / EMA_FILE).exists():
         averaged = load_state(folder / EMA_FILE)
@@ -194,15 +219,19 @@ def load_network(folder: Path, use_ema: bool = True, **arguments: Any) -> Networ
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(f"{folder} is a run: load it with helicon.load, or name one of its checkpoints")
     if not path.exists():
         raise FileNotFoundError(
             f"{folder} holds no {CONFIG_FILE}: give a checkpoint folder or one made by save_pretrained"
         )
     try:
         config = json.loads(path.read_text())
-        config["class"], config["arguments"]
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a configuration written by Helicon") from error
+        is_ours = isinstance(config["class"], str) and isinstance(config["arguments"], dict)
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(f"{path} is not a configuration written by Helicon")
     return config
 
 

@@ -8,7 +8,7 @@ Letters: b batch, n tokens, m context tokens, d features, c size of the conditio
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helicon.nn.attention import (
     AttentionOptions,
+    ContextKeys,
     CrossAttention,
     KVCache,
     LayerCache,
@@ -116,10 +117,10 @@ class Layer(nn.Module):
             x = x + self.skip(skipped)
         x = self.attention(x, first, pattern, cache)
         if self.cross is not None:
-            x = self.cross(x, middle[0], *self._context_keys_values(context, cache), context_bias)
+            x = self.cross(x, middle[0], *self.context_keys_values(context, cache), context_bias)
         return self.feed_forward(x, last)
 
-    def _context_keys_values(self, context: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+    def context_keys_values(self, context: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
         assert self.cross is not None and isinstance(self.cross.block, CrossAttention)
         if context is not None:
             keys, values = self.cross.block.keys_values(context)
@@ -244,6 +245,16 @@ class Transformer(nn.Module):
             dtype=_compute_dtype(weight),
         )
 
+    def read_context(
+        self, context: Float[Tensor, "b m e"], context_mask: Bool[Tensor, "b m"] | None = None
+    ) -> ContextKeys:
+        """What all layers need of a context, to be given as `context_keys` to every pass that attends to it."""
+        if not self.cross_attend:
+            raise ValueError("a context belongs to cross_attend=True")
+        pairs = [cast(Layer, layer).context_keys_values(context, None) for layer in self.layers]
+        keys, values = (list(part) for part in zip(*pairs, strict=True))
+        return ContextKeys(keys, values, self._context_bias(context, context, context_mask, None))
+
     def forward(
         self,
         x: Float[Tensor, "b n d"],
@@ -252,6 +263,7 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "#b n"] | None = None,
         context: Float[Tensor, "b m e"] | None = None,
         context_mask: Bool[Tensor, "b m"] | None = None,
+        context_keys: ContextKeys | None = None,
         cond: Float[Tensor, "b c"] | None = None,
         bias: Float[Tensor, "#b #h n n"] | None = None,
         cache: KVCache | None = None,
@@ -263,11 +275,12 @@ class Transformer(nn.Module):
         positions     position ids; counted over the real tokens by default. Give them where `mask` hides keys that
                       still take up a position.
         context_mask  True = a real context token; where all are False only the null key is attended to.
+        context_keys  a context that was read before (`read_context`), in place of `context` and its mask.
         bias          added to the attention logits, e.g. from a table of offsets.
         cache         the tokens follow those in the cache, which is extended; the context is given in the first pass.
         run_layer     how to call a layer: a compiled `run_layer`, for one.
         """
-        self._check_inputs(x, context, cond, bias, cache)
+        self._check_inputs(x, context, context_keys, cond, bias, cache)
         starts = cache is None or cache.is_fresh
         if positions is None:
             positions = self._positions(x, mask, cache)
@@ -278,9 +291,12 @@ class Transformer(nn.Module):
         if self.registers is not None and starts:
             x, mask, positions = self._prepend_registers(self.registers, x, mask, positions)
         pattern = self._pattern(x, mask, positions, bias, cache)
-        context_bias = self._context_bias(x, context, context_mask, cache)
+        context_bias = (
+            self._context_bias(x, context, context_mask, cache) if context_keys is None else context_keys.bias
+        )
         modulations = [None] * self.depth if self.modulation is None else self.modulation(cond)
-        x = self._run_layers(x, modulations, (pattern, context, context_bias), cache, run_layer)
+        kept = context_keys if cache is None else cache
+        x = self._run_layers(x, modulations, (pattern, context, context_bias), kept, run_layer)
         if cache is not None:
             cache.advance(x.shape[1])
         if self.registers is not None and starts:
@@ -292,7 +308,7 @@ class Transformer(nn.Module):
         x: Tensor,
         modulations: Sequence[Tensor | None],
         shared: tuple[Pattern, Tensor | None, Tensor | None],
-        cache: KVCache | None,
+        cache: KVCache | ContextKeys | None,
         run_layer: Callable[..., Tensor],
     ) -> Tensor:
         recompute = self.checkpoint_activations and torch.is_grad_enabled() and cache is None
@@ -358,12 +374,22 @@ class Transformer(nn.Module):
         return None if allowed is None else additive(allowed[:, None, None, :], _compute_dtype(x))
 
     def _check_inputs(
-        self, x: Tensor, context: Tensor | None, cond: Tensor | None, bias: Tensor | None, cache: KVCache | None
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        context_keys: ContextKeys | None,
+        cond: Tensor | None,
+        bias: Tensor | None,
+        cache: KVCache | None,
     ) -> None:
         n = x.shape[1]
+        if context_keys is not None and (context is not None or cache is not None):
+            raise ValueError(
+                "context_keys stand in the place of a context, and a cache keeps its own: give one of them"
+            )
         if (self.modulation is not None) != (cond is not None):
             raise ValueError('cond belongs to norm="adaptive": give both or neither')
-        if self.cross_attend != (context is not None) and not (
+        if self.cross_attend != (context is not None or context_keys is not None) and not (
             self.cross_attend and cache is not None and not cache.is_fresh
         ):
             raise ValueError(

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from helicon.engine.task import Loss
 from helicon.metrics.image import psnr
-from helicon.models.muse.task import VQGanVAETask
+from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.task import MaskGitTask, VQGanVAETask
+from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
 
 
@@ -230,3 +232,138 @@ def test_two_processes_descend_one_loss_with_one_adaptive_weight(tmp_path: Path)
     script.write_text(TWO_PROCESSES)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
     subprocess.run(launch, check=True, timeout=600)
+
+
+# ---------------------------------------------------------------------------------------------- MaskGit
+
+TEXTS = ["a red circle", "blue", "green"]
+BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
+
+
+def maskgit(transformer: dict[str, Any] | None = None, vae: bool = True, **options: Any) -> MaskGit:
+    tokenizer = tiny(use_vgg_and_gan=False) if vae else None
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"num_tokens": 64, "dim": 20, "seq_len": 64, "depth": 1, "heads": 2, "dim_head": 6}
+    return MaskGit(32, MaskGitTransformer(**{**sizes, **(transformer or {"t5_name": BYTES})}), vae=tokenizer, **options)
+
+
+def captioned(rows: int = 3) -> dict[str, Any]:
+    images = torch.rand(rows, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    return {"images": images, "texts": (TEXTS * 4)[:rows]}
+
+
+def loss_of(task: MaskGitTask, pictures: dict[str, Any], step: int = 0) -> Loss:
+    torch.manual_seed(4)
+    (update,) = task.updates(step)
+    assert update.network == "model"
+    return update.loss(task.forward(pictures))
+
+
+def test_maskgit_learns_the_same_from_pictures_and_from_their_tokens():
+    network = maskgit()
+    task, pictures = MaskGitTask(network), captioned()
+    from_pictures = loss_of(task, pictures)
+    ids = network.tokenize(pictures["images"])
+    for tokens in (ids, ids.flatten(1)):
+        from_ids = loss_of(task, {"ids": tokens, "texts": TEXTS})
+        torch.testing.assert_close(from_ids.total, from_pictures.total)
+    embedded = {"ids": ids, "text_embeds": network.transformer.encode_text(TEXTS).detach()}
+    torch.testing.assert_close(loss_of(task, embedded).total, from_pictures.total)
+    lengths = torch.tensor([14, 6, 7])
+    torch.testing.assert_close(loss_of(task, {**embedded, "text_embeds_lengths": lengths}).total, from_pictures.total)
+    assert loss_of(task, {**embedded, "text_embeds_lengths": lengths - 3}).total != from_pictures.total
+    assert from_pictures.total.requires_grad and set(from_pictures.parts) == {"cross_entropy", "accuracy"}
+    assert "critic" in loss_of(MaskGitTask(maskgit(self_token_critic=True)), pictures).parts
+    with pytest.raises(ValueError, match="reads texts"):
+        task.forward({"ids": ids})
+
+
+def test_maskgit_s_tokenizers_are_frozen_and_outside_of_what_is_trained():
+    network = maskgit()
+    task = MaskGitTask(network)
+    assert task.networks == {"model": network} and task.frozen == {"vae": network.vae}
+    task.train_mode(True)
+    assert network.training and not network.vae.training
+    other = tiny(use_vgg_and_gan=False)
+    larger = MaskGit(32, network.transformer, vae=other, cond_vae=other, cond_image_size=16)
+    assert set(MaskGitTask(larger).frozen) == {"vae", "cond_vae"}
+    assert set(MaskGitTask(MaskGit(32, network.transformer, vae=other, cond_image_size=16)).frozen) == {"vae"}
+
+
+def test_maskgit_counts_tokens_and_every_batch_weighs_the_same():
+    task = MaskGitTask(maskgit())
+    assert (task.unit, task.units(captioned(3)), task.weight(captioned(3))) == ("tokens", 3 * 64, 1.0)
+    assert task.units({"ids": torch.zeros(2, 4, 4, dtype=torch.long)}) == 32
+
+
+def test_maskgit_is_called_through_the_tasks_own_table_and_sees_no_strings():
+    """A compiled network would be compiled anew for every caption."""
+    network, seen = maskgit(), []
+    task = MaskGitTask(network)
+    task.networks = {"model": lambda *args, **kwargs: seen.append((args, kwargs)) or network(*args, **kwargs)}
+    loss_of(task, captioned())
+    ((ids,), keywords) = seen[0]
+    assert ids.shape == (3, 8, 8) and not ids.is_floating_point()
+    assert keywords.keys() == {"text_ids", "text_mask", "cond_token_ids", "return_losses"}
+    assert keywords["text_ids"].shape == (3, 16)
+
+
+def test_super_resolution_is_shown_the_small_picture():
+    """D-X1: also by the task."""
+    network = maskgit(cond_image_size=16)
+    task, pictures = MaskGitTask(network), captioned()
+    loss = loss_of(task, pictures).total
+    ids, low = network.tokenize(pictures["images"]), network.tokenize_low_resolution(pictures["images"])
+    torch.testing.assert_close(loss_of(task, {"ids": ids, "cond_ids": low, "texts": TEXTS}).total, loss)
+    assert loss_of(task, {"ids": ids, "cond_ids": 63 - low, "texts": TEXTS}).total != loss
+    assert task.sample(pictures, seed=0).shape == (3, 3, 32, 32)
+
+
+def test_validation_masks_tokens_and_drops_no_text():
+    network = maskgit(cond_drop_prob=1.0, self_token_critic=True).eval()
+    task = MaskGitTask(network)
+    values = []
+    for texts in (TEXTS, ["x", "y", "z"]):
+        torch.manual_seed(0)
+        values.append(task.validate({**captioned(), "texts": texts}))
+    assert values[0].total == values[0].parts["cross_entropy"] != values[1].total
+
+
+def test_samples_are_what_the_captions_say_with_the_captions_below(tmp_path: Path):
+    task = MaskGitTask(maskgit(), sample_timesteps=2, sample_cond_scale=2.0)
+    pictures = captioned(10)
+    made = task.sample(pictures, seed=3)
+    assert made.shape == (8, 3, 32, 32) and not made.requires_grad
+    expected = task.model.generate(pictures["texts"][:8], timesteps=2, cond_scale=2.0, seed=3)
+    assert torch.equal(made, expected) and torch.equal(task.sample(pictures, seed=3), made)
+    files = task.present(pictures, {"online": made, "ema": made})
+    files["samples.png"](tmp_path / "sheet.png")
+    sheet = Image.open(tmp_path / "sheet.png")
+    assert sheet.width == 8 * 128 + 7 * 6 and sheet.height > 3 * 128
+    first = pictures["images"][0].mul(255).round().byte().permute(1, 2, 0).numpy()
+    assert (np.asarray(sheet)[:128:4, :128:4] == first).all()
+
+
+def test_samples_of_texts_of_ones_own_of_classes_and_of_nothing():
+    wanted = MaskGitTask(maskgit(), sample_texts=["one", "two"], sample_timesteps=1)
+    made = wanted.sample(captioned(3), seed=0)
+    assert len(made) == 2 and list(wanted.present(captioned(3), {"online": made})) == ["samples.png"]
+    classes = MaskGitTask(maskgit({"num_classes": 4}), sample_timesteps=1)
+    labelled = {**captioned(3), "classes": torch.tensor([0, 1, 2])}
+    assert len(classes.sample(labelled, seed=0)) == 3 and loss_of(classes, labelled).total.isfinite()
+    assert classes._captions(labelled, 2) == ["class 0", "class 1"]
+    free = MaskGitTask(maskgit({"condition_on_text": False}), sample_timesteps=1)
+    assert len(free.sample(captioned(3), seed=0)) == 3 and free._captions(captioned(3), 2) == ["", ""]
+    blind = MaskGitTask(maskgit(vae=False))
+    assert blind.sample(captioned(), 0) is None and blind.present(captioned(), {"online": None}) == {}
+    for network in (maskgit({"num_classes": 4}), maskgit(cond_image_size=16)):
+        with pytest.raises(ValueError, match="leave them out"):
+            MaskGitTask(network, sample_texts=["a"])
+
+
+def test_maskgit_every_weight_learns_in_every_step():
+    for options in ({"self_cond": True, "t5_name": BYTES}, {"num_classes": 3}):
+        network = maskgit(options)
+        pictures = {**captioned(), "classes": torch.tensor([0, 1, 2])}
+        loss_of(MaskGitTask(network), pictures).total.backward()
+        assert all(p.grad is not None for p in network.parameters())

@@ -33,16 +33,19 @@ class Discriminator(nn.Module):
         # Padded, so that an image of the smallest size still gets its one logit.
         self.to_logits = nn.Conv2d(widths[-1], 1, 3, padding=1)
 
-    def forward(
-        self, images: Float[Tensor, "b c h w"], full_precision: bool = False
-    ) -> Float[Tensor, "b patches_high patches_wide"]:
-        """Logits in float32; `full_precision` also computes all that leads to them in float32 (for the gradient penalty)."""
+    def check_size(self, images: Float[Tensor, "b c h w"]) -> None:
         if min(images.shape[-2:]) < self.smallest_size:
             raise ValueError(
                 f"the discriminator halves images {self.smallest_size.bit_length() - 1} times, so it needs at least "
                 f"{self.smallest_size} pixels a side and got {images.shape[-2]} x {images.shape[-1]}: "
                 f"use larger images or fewer discr_layers"
             )
+
+    def forward(
+        self, images: Float[Tensor, "b c h w"], full_precision: bool = False
+    ) -> Float[Tensor, "b patches_high patches_wide"]:
+        """Logits in float32; `full_precision` also computes all that leads to them in float32 (for the gradient penalty)."""
+        self.check_size(images)
         with torch.autocast(images.device.type, enabled=False) if full_precision else nullcontext():
             features = self.layers(images.float() if full_precision else images)
         with torch.autocast(images.device.type, enabled=False):

@@ -103,6 +103,10 @@ def _weight_gradient(last_input: Tensor, layer: nn.Conv2d, gradient: Tensor) -> 
     )
     height, width = (a - b for a, b in zip(last_input.shape[-2:], gradient.shape[-2:], strict=True))
     gradient = F.pad(gradient, (0, width, 0, height))  # rows and columns that were cropped from the image have none
-    return conv2d_weight(
+    # Of a mean over an image each gradient is tiny, and float16 would lose it: it is scaled up, and the result down again.
+    scale = gradient.abs().amax().clamp(min=1e-30) if last_input.dtype == torch.float16 else 1.0
+    gradient = gradient / scale
+    weight_gradient = conv2d_weight(
         last_input.detach(), list(layer.weight.shape), gradient.to(last_input.dtype), padding=layer.padding
-    ).float()
+    )
+    return weight_gradient.float() * scale

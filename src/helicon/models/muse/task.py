@@ -1,4 +1,8 @@
-"""How the image tokenizer is trained: the autoencoder against the discriminator, both from one reconstruction of each batch."""
+"""How the image family is trained.
+
+The tokenizer: the autoencoder against the discriminator, both from one reconstruction of each batch. MaskGit: one loss, from
+pictures that the frozen tokenizer reads or from token ids.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +15,12 @@ from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
+from helicon.models.muse.contact_sheet import contact_sheet
+from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE
 
 MAX_SHOWN = 8
+TEXT_LENGTHS = 16  # texts are padded to a multiple of this, so that a compiled network meets few different lengths
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class VQGanVAETask(Task):
         self.apply_grad_penalty_every = apply_grad_penalty_every
 
     def forward(self, batch: Batch) -> Reconstructed:
+        if self.model.discr is not None:
+            self.model.discr.check_size(batch["images"])  # now, not when the adversary starts thousands of steps later
         return Reconstructed(batch["images"], self.networks["generator"](batch["images"]))
 
     def updates(self, step: int) -> Sequence[Update]:
@@ -93,3 +102,121 @@ class VQGanVAETask(Task):
     def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
         """One grid: the originals, below them the reconstructions of the online and of the averaged weights."""
         return {"reconstructions.png": image_grid([batch["images"][:MAX_SHOWN], *samples.values()]).save}
+
+
+class MaskGitTask(Task):
+    """Batches hold "images" `[b, c, h, w]` in [0, 1] or token "ids" `[b, n]` or `[b, h, w]`, and what the transformer is conditioned
+    on: "texts", or "text_embeds" `[b, t, e]` (zero where padded, or with "text_embeds_lengths"); "classes" `[b]`; and for
+    super-resolution from ids "cond_ids", those of the low-resolution pictures.
+
+    The loss divides by a number of masked tokens that is the same for every batch, so each batch weighs 1 (see MaskGit.forward).
+    """
+
+    model: MaskGit
+    unit = "tokens"
+
+    def __init__(
+        self,
+        maskgit: MaskGit,
+        *,
+        sample_texts: Sequence[str] | None = None,
+        sample_timesteps: int = 18,
+        sample_cond_scale: float = 3.0,
+    ):
+        """
+        Args:
+            sample_texts: what the samples shall show; by default the captions of the first validation pictures.
+            sample_timesteps, sample_cond_scale: how they are made (`MaskGit.generate`).
+        """
+        reads_texts = maskgit.transformer.text_encoder is not None and maskgit.cond_image_size is None
+        if sample_texts is not None and not reads_texts:
+            raise ValueError("sample_texts are for a MaskGit that makes pictures from texts alone: leave them out")
+        stages = {"vae": maskgit.vae, "cond_vae": maskgit.cond_vae if maskgit.cond_vae is not maskgit.vae else None}
+        frozen = {name: stage for name, stage in stages.items() if stage is not None}
+        super().__init__(maskgit, frozen=frozen)
+        self.sample_texts = None if sample_texts is None else list(sample_texts)
+        self.sample_timesteps, self.sample_cond_scale = sample_timesteps, sample_cond_scale
+
+    def units(self, batch: Batch) -> int:
+        if "ids" in batch:
+            return batch["ids"].numel()
+        rows, _, height, width = batch["images"].shape
+        assert self.model.vae is not None
+        return rows * self.model.vae.get_encoded_fmap_size(height) * self.model.vae.get_encoded_fmap_size(width)
+
+    def forward(self, batch: Batch, **options: Any) -> Losses:
+        ids = batch["ids"] if "ids" in batch else self.model.tokenize(batch["images"])
+        return self.networks["model"](
+            ids, cond_token_ids=self._low_resolution(batch), **self._condition(batch), return_losses=True, **options
+        )
+
+    def _low_resolution(self, batch: Batch) -> Tensor | None:
+        if self.model.cond_image_size is None or "cond_ids" in batch:
+            return batch.get("cond_ids")
+        return self.model.tokenize_low_resolution(batch["images"]) if "images" in batch else None
+
+    def _conditions(self, batch: Batch) -> list[str]:
+        """The entries of a batch that the network is conditioned on; embedded texts go before texts."""
+        transformer = self.model.transformer
+        texts = [name for name in ("text_embeds", "texts") if transformer.condition_on_text and name in batch]
+        classes = ["classes"] if transformer.class_emb is not None and "classes" in batch else []
+        return [*texts[:1], *classes]
+
+    def _condition(self, batch: Batch) -> dict[str, Any]:
+        """These entries as tensors: strings are read here, outside of what is compiled."""
+        found = {name: batch[name] for name in self._conditions(batch)}
+        if "texts" in found:
+            found |= self.model.transformer.read_texts(found.pop("texts"), TEXT_LENGTHS)
+        elif "text_embeds" in found and "text_embeds_lengths" in batch:
+            counted = torch.arange(found["text_embeds"].shape[1], device=found["text_embeds"].device)
+            found["text_mask"] = counted < batch["text_embeds_lengths"][:, None]
+        return found
+
+    def updates(self, step: int) -> Sequence[Update]:
+        return [Update("model", lambda losses: Loss(losses.total, _parts(losses)))]
+
+    def validate(self, batch: Batch) -> Loss:
+        """The cross-entropy of a masked token, with text and class always there; the same tokens are masked each time."""
+        losses = self.forward(batch, cond_drop_prob=0.0)
+        return Loss(losses.cross_entropy, _parts(losses))
+
+    @torch.no_grad()
+    def sample(self, batch: Batch, seed: int) -> Tensor | None:
+        """Pictures for the captions of the batch (or `sample_texts`); none where there is nothing to decode tokens with."""
+        if self.model.vae is None:
+            return None
+        options: dict[str, Any] = {
+            "timesteps": self.sample_timesteps,
+            "cond_scale": self.sample_cond_scale,
+            "seed": seed,
+        }
+        if self.sample_texts is not None:
+            return self.model.generate(self.sample_texts, **options)
+        shown = {name: value[:MAX_SHOWN] for name, value in batch.items()}
+        return self.model.generate(
+            **{name: shown[name] for name in self._conditions(batch)},
+            cond_token_ids=self._low_resolution(shown),
+            batch_size=len(next(iter(shown.values()))),
+            **options,
+        )
+
+    def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
+        """Each caption under what was made of it: the true pictures, then those of the online and of the averaged weights."""
+        made = [pictures for pictures in samples.values() if pictures is not None]
+        if not made:
+            return {}
+        captions = self.sample_texts or self._captions(batch, len(made[0]))
+        true = [batch["images"][:MAX_SHOWN]] if self.sample_texts is None and "images" in batch else []
+        return {"samples.png": contact_sheet([*true, *made], captions).save}
+
+    def _captions(self, batch: Batch, rows: int) -> list[str]:
+        if "texts" in batch and self.model.transformer.condition_on_text:
+            return list(batch["texts"][:rows])
+        if self.model.transformer.class_emb is not None:
+            return [f"class {number}" for number in batch["classes"][:rows].tolist()]
+        return [""] * rows
+
+
+def _parts(losses: Losses) -> dict[str, Tensor]:
+    parts = {"cross_entropy": losses.cross_entropy, "accuracy": losses.accuracy}
+    return parts if losses.critic is None else {**parts, "critic": losses.critic}

@@ -1,20 +1,27 @@
 """Trainers of the image family: how their data is found, and the defaults they train with. The loop is the engine's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from helicon.data.fields import TEXT, Field, route
-from helicon.data.image import image_data
+from helicon.config import check
+from helicon.data.dataset import View
+from helicon.data.fields import LABEL, TEXT, Field, Routed, route
+from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic import SyntheticShapes
+from helicon.engine.checkpoint import resolve
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
-from helicon.models.muse.task import VQGanVAETask
+from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.task import MaskGitTask, VQGanVAETask
+from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
+from helicon.nn.network import load_network
 
 # Batches of a user's own DataLoader.
 IMAGES = Field(lambda value: isinstance(value, Tensor) and value.ndim == 4, "a float tensor [b, c, h, w] in [0, 1]")
@@ -95,8 +102,173 @@ class VQGanVAETrainer(Trainer):
 
 
 def _pictures(source: Any, image_size: int | None, channels: int, ds_fields: Sequence[str] | None) -> Any:
-    if source is None or isinstance(source, SyntheticShapes):
+    if source is None or isinstance(source, (SyntheticShapes, View)):  # samples are {"images": [c, h, w]} already
         return source
     if image_size is None:
         raise ValueError("image_size is needed: how many pixels a side the pictures shall have")
     return image_data(source, image_size, channels=channels, ds_fields=ds_fields)
+
+
+def build_maskgit(
+    image_size: int,
+    transformer: Mapping[str, Any],
+    *,
+    vae: str | Path | Mapping[str, Any] | None = None,
+    cond_vae: str | Path | Mapping[str, Any] | None = None,
+    cond_image_size: int | None = None,
+    self_token_critic: bool = False,
+    cond_drop_prob: float = 0.5,
+    self_cond_prob: float = 0.9,
+    no_mask_token_prob: float = 0.0,
+    critic_loss_weight: float = 1.0,
+) -> MaskGit:
+    """The `model` section of a recipe.
+
+    Args:
+        transformer: keywords of `MaskGitTransformer`; num_tokens and seq_len follow from the tokenizer.
+        vae: the tokenizer: a run, checkpoint or saved folder; or the keywords of an untrained one, to see that everything runs.
+        cond_vae: likewise, of the low-resolution pictures; by default the same.
+    """
+    tokenizer, low_tokenizer = (_tokenizer(source, name) for source, name in ((vae, "vae"), (cond_vae, "cond_vae")))
+    sizes = {}
+    if tokenizer is not None:
+        sizes = {"num_tokens": tokenizer.codebook_size, "seq_len": tokenizer.get_encoded_fmap_size(image_size) ** 2}
+    keywords = check(MaskGitTransformer, {**sizes, **transformer}, "model.transformer")
+    return MaskGit(
+        image_size,
+        MaskGitTransformer(**keywords),
+        vae=tokenizer,
+        cond_vae=low_tokenizer,
+        cond_image_size=cond_image_size,
+        self_token_critic=self_token_critic,
+        cond_drop_prob=cond_drop_prob,
+        self_cond_prob=self_cond_prob,
+        no_mask_token_prob=no_mask_token_prob,
+        critic_loss_weight=critic_loss_weight,
+    )
+
+
+def _tokenizer(source: str | Path | Mapping[str, Any] | None, name: str) -> VQGanVAE | None:
+    if source is None:
+        return None
+    if isinstance(source, Mapping):
+        return VQGanVAE(**check(VQGanVAE, source, f"model.{name}"))
+    network = load_network(resolve(Path(source)))
+    if not isinstance(network, VQGanVAE):
+        raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not a VQGanVAE")
+    return network
+
+
+class MaskGitTrainer(Trainer):
+    """Trains a `MaskGit`, base or super-resolution, on captioned pictures or on token ids."""
+
+    name = "maskgit"
+    defaults: ClassVar = {"lr": 3e-4, "max_grad_norm": 1.0, "save_results_every": 500, "save_model_every": 1000}
+
+    def __init__(
+        self,
+        maskgit: MaskGit,
+        *,
+        folder: str | Path | None = None,
+        dataset: Any = None,
+        val_dataset: Any = None,
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        image_size: int | None = None,
+        captions: CaptionSource | None = None,
+        text_column: str = "text",
+        augment: bool = False,
+        sample_texts: Sequence[str] | None = None,
+        sample_timesteps: int = 18,
+        sample_cond_scale: float = 3.0,
+        ds_fields: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        """
+        Args:
+            folder: pictures to learn from, in it and below (or a manifest of them).
+            dataset: anything else that holds pictures, or samples with token "ids" (see MaskGitTask), in place of the folder.
+            image_size: pictures are cut square and scaled to this many pixels a side; by default the MaskGit's own size.
+            captions: where the text of a picture is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
+            augment: mirrors pictures at random; not where captions tell left from right.
+            sample_texts: what the samples shall show; by default the captions of the first validation pictures.
+            ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
+        """
+        if folder is not None and dataset is not None:
+            raise ValueError("give a folder or a dataset, not both")
+        if folder is not None and captions is None and maskgit.transformer.condition_on_text:
+            raise ValueError(
+                'this MaskGit reads texts: say where they are with captions="column", "beside" or "folder"'
+            )
+        self.fields, self.ds_fields = _maskgit_fields(maskgit, of_batches=True), ds_fields
+        transform = ImageTransform(image_size or maskgit.image_size, 3 if maskgit.vae is None else maskgit.vae.channels)
+
+        def find(source: Any) -> Any:
+            if source is None or isinstance(source, SyntheticShapes):
+                return source
+            if isinstance(source, (str, Path)) or hasattr(source, "column_names"):
+                return image_data(
+                    source,
+                    transform.image_size,
+                    channels=transform.channels,
+                    captions=captions,
+                    text_column=text_column,
+                    augment=augment,
+                )
+            fields = _maskgit_fields(maskgit, of_batches=False)
+            return PicturesOrTokens(Routed(source, fields, ds_fields), transform, augment)
+
+        task = MaskGitTask(
+            maskgit,
+            sample_texts=sample_texts,
+            sample_timesteps=sample_timesteps,
+            sample_cond_scale=sample_cond_scale,
+        )
+        super().__init__(
+            task,
+            dataset=find(folder if folder is not None else dataset),
+            val_dataset=find(val_dataset),
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            **options,
+        )
+
+    def prepare(self, batch: Any) -> Batch:
+        return route(batch, self.fields, self.ds_fields)
+
+
+class PicturesOrTokens(TensorImages):
+    """Samples with "images", or with token "ids" in their place."""
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if "ids" in sample:
+            return sample
+        if "images" not in sample:
+            raise ValueError(f"item {index} has neither images nor ids; it has {', '.join(sample)}")
+        return super().change(sample, index, generator)
+
+
+def _maskgit_fields(maskgit: MaskGit, of_batches: bool) -> dict[str, Field]:
+    """What a sample, or a whole batch of a user's own DataLoader, may hold for this network."""
+    more = int(of_batches)
+    start = "b, " if of_batches else ""
+
+    def whole(*dimensions: int) -> Any:
+        return lambda value: isinstance(value, Tensor) and not value.is_floating_point() and value.ndim in dimensions
+
+    fields = {
+        "images": IMAGES if of_batches else IMAGE,
+        "ids": Field(whole(1 + more, 2 + more), f"an integer tensor [{start}n] or [{start}h, w]"),
+        "texts": TEXT,
+    }
+    transformer = maskgit.transformer
+    if maskgit.cond_image_size is not None:
+        fields["cond_ids"] = replace(fields["ids"])
+    if transformer.condition_on_text:
+        is_embedded = lambda value: isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 + more
+        fields["text_embeds"] = Field(is_embedded, f"a float tensor [{start}t, e]")
+        if of_batches:
+            fields["text_embeds_lengths"] = Field(whole(1), "an integer tensor [b]")
+    if transformer.class_emb is not None:
+        fields["classes"] = Field(whole(1), "an integer tensor [b]") if of_batches else LABEL
+    return {name: replace(field, is_required=False) for name, field in fields.items()}

@@ -26,7 +26,7 @@ from helicon.models.muse import losses
 from helicon.models.muse.discriminator import Discriminator
 from helicon.models.muse.layers import ChannelNorm, GatedResidualBlock, ImageConv, PositionAttention, ResidualBlock
 from helicon.models.muse.perceptual import PerceptualLoss
-from helicon.nn.network import EMA_FILE, WEIGHTS_FILE, Network, class_path, load_state, read_config, sha256
+from helicon.nn.network import Network
 from helicon.quantize.base import Quantized
 from helicon.quantize.finite_scalar import FiniteScalarQuantizer
 from helicon.quantize.lookup_free import LookupFreeQuantizer
@@ -196,6 +196,9 @@ class VQGanVAE(Network):
         for name, given in (("encdec_layer_mults", mults), ("encdec_num_resnet_blocks", num_blocks)):
             if len(given) != layers:
                 raise ValueError(f"{name}={given} must have one number for each of the {layers} layers")
+        for name, number in (("dim", dim), ("channels", channels), ("layers", layers), ("discr_layers", discr_layers)):
+            if number < 1:
+                raise ValueError(f"{name}={number} must be at least 1")
         if vgg is not None and not use_vgg_and_gan:
             raise ValueError(
                 "vgg is given but use_vgg_and_gan=False: write use_gan=False to keep the perceptual loss alone"
@@ -259,28 +262,6 @@ class VQGanVAE(Network):
         copied.__dict__["perceptual"] = None
         copied.arguments = {**copied.arguments, "vgg": None, "use_vgg_and_gan": False}
         return copied.requires_grad_(False).eval()
-
-    def save(self, path: str | Path) -> None:
-        """Writes the folder that `load` and `VQGanVAE.from_pretrained` read."""
-        self.save_pretrained(path)
-
-    def load(self, path: str | Path) -> None:
-        """Takes over the weights of a saved network or checkpoint, the averaged (EMA) ones where there are some."""
-        folder = Path(path)
-        if folder.is_file():
-            raise ValueError(
-                f"{folder} is a file: give a folder made by save, save_pretrained or a trainer; .pt files are not read"
-            )
-        saved_class = read_config(folder)["class"]
-        if saved_class != class_path(self.kind):
-            raise ValueError(
-                f"{folder} holds a {saved_class}, not a {class_path(self.kind)}: load it with helicon.load"
-            )
-        state = load_state(folder / WEIGHTS_FILE)
-        if (folder / EMA_FILE).exists():
-            state |= load_state(folder / EMA_FILE)
-        self.load_own_state(state)
-        self.source, self.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
 
     def encode(
         self, img: Float[Tensor, "b c h w"]

@@ -68,7 +68,10 @@ class ByteTextEncoder(Network):
         return encoded[:limit].decode(errors="ignore").encode()  # not half a character
 
     def encode(self, texts: Sequence[str]) -> TextEmbedding:
-        ids, mask = self.tokenize(texts)
+        return self.encode_tokens(*self.tokenize(texts))
+
+    def encode_tokens(self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> TextEmbedding:
+        """What `tokenize` gave, encoded: tensors alone, for a compiled network."""
         embeddings = self.transformer(self.embed(ids), mask=mask)
         return TextEmbedding(embeddings.masked_fill(~mask[..., None], 0.0), mask)
 

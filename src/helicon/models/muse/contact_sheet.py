@@ -1,0 +1,60 @@
+"""Pictures with the words they were made from, as one picture to look at.
+
+Letters: b pictures in a row, c channels, h height, w width.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from helicon.metrics.image import image_grid
+
+MIN_WIDTH = 128  # smaller pictures are enlarged to at least this, so that words fit under them
+FONT_SIZE = 11
+MAX_LINES = 5
+GAP = 6
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def contact_sheet(rows: Sequence[Float[Tensor, "b c h w"]], captions: Sequence[str]) -> Image.Image:
+    """Rows of pictures with values in [0, 1] (clamped to it); column i has caption i under each of its pictures."""
+    if not rows or any(len(row) != len(captions) for row in rows):
+        raise ValueError(f"{len(captions)} captions for rows of {[len(row) for row in rows]} pictures")
+    font = ImageFont.load_default(FONT_SIZE)
+    width = max(max(MIN_WIDTH, row.shape[-1]) for row in rows)
+    pictures = [[_enlarged(image_grid([picture[None]]), width) for picture in row] for row in rows]
+    lines = [_wrapped(caption, font, width) for caption in captions]
+    line_height = FONT_SIZE + 3
+    below = GAP + max(map(len, lines), default=0) * line_height
+    heights = [max(picture.height for picture in row) + below for row in pictures]
+    sheet = Image.new("RGB", (len(captions) * (width + GAP) - GAP, sum(heights) - GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    top = 0
+    for row, height in zip(pictures, heights, strict=True):
+        for column, picture in enumerate(row):
+            left = column * (width + GAP)
+            sheet.paste(picture, (left, top))
+            for number, line in enumerate(lines[column]):
+                draw.text((left, top + picture.height + 2 + number * line_height), line, fill="black", font=font)
+        top += height
+    return sheet
+
+
+def _enlarged(picture: Image.Image, width: int) -> Image.Image:
+    """By a whole number, so that every pixel stays a square, and at most to `width`."""
+    factor = max(1, width // picture.width)
+    return picture.convert("RGB").resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+def _wrapped(text: str, font: Font, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], lines[MAX_LINES - 1] + " ..."]

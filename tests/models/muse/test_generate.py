@@ -1,0 +1,395 @@
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from helicon.models.muse.generate import Decoding, halton_order
+from helicon.models.muse.maskgit import MaskGit, cosine_schedule
+from helicon.models.muse.transformer import MaskGitTransformer, TokenCritic
+from helicon.models.muse.vqgan import VQGanVAE
+from helicon.nn.sampling import keep_top_k
+
+BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
+SIZES: dict[str, Any] = {"num_tokens": 64, "dim": 20, "seq_len": 16, "depth": 2, "heads": 2, "dim_head": 6}
+SAMPLERS = ["confidence", "reference", "halton"]
+TEXTS = ["a red circle", "blue"]
+each_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
+
+
+def tokenizer() -> VQGanVAE:
+    torch.manual_seed(0)
+    return VQGanVAE(dim=8, layers=2, encdec_resnet_groups=4, codebook_size=64)
+
+
+def build(options: dict[str, Any] | None = None, **maskgit_options: Any) -> MaskGit:
+    torch.manual_seed(0)
+    transformer = MaskGitTransformer(**{**SIZES, **(options or {"t5_name": BYTES})})
+    with torch.no_grad():
+        transformer.to_logits.weight.mul_(5)  # clear preferences, as after training
+    return MaskGit(16, transformer, **maskgit_options)
+
+
+def inputs_of(maskgit: MaskGit) -> list[torch.Tensor]:
+    """Filled with what the transformer is given at each step."""
+    seen: list[torch.Tensor] = []
+    maskgit.transformer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+WORDS = ["ant", "bee", "cat", "dog"]
+PATTERNS = torch.randint(16, (4, 16), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def trained() -> MaskGit:
+    """Has learned one pattern of tokens for each of four words."""
+    torch.manual_seed(1)
+    transformer = MaskGitTransformer(
+        num_tokens=16, dim=32, seq_len=16, depth=1, heads=2, dim_head=16, t5_name=BYTES, self_cond=True
+    )
+    maskgit = MaskGit(16, transformer, self_token_critic=True, cond_drop_prob=0.2)
+    optimizer = torch.optim.AdamW(maskgit.parameters(), lr=6e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 150)
+    losses = []
+    for _ in range(150):
+        chosen = torch.randint(4, (16,))
+        loss = maskgit(PATTERNS[chosen], texts=[WORDS[i] for i in chosen], return_losses=True)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.cross_entropy.item())
+    assert losses[0] > 2.5 and sum(losses[-10:]) / 10 < 0.6, losses[-10:]
+    return maskgit.eval()
+
+
+def right(maskgit: MaskGit, texts: list[str] | None, **options: Any) -> float:
+    ids = maskgit.generate(texts, return_ids=True, seed=0, batch_size=4, timesteps=6, cond_scale=1.5, **options)
+    return (ids.flatten(1) == PATTERNS).float().mean().item()
+
+
+@each_sampler
+@pytest.mark.parametrize("use_critic", [True, False])
+def test_it_makes_what_the_words_say(trained: MaskGit, sampler: str, use_critic: bool):
+    assert right(trained, WORDS, sampler=sampler, force_not_use_token_critic=not use_critic) > 0.9
+    assert right(trained, None, sampler=sampler, force_not_use_token_critic=not use_critic) < 0.6
+
+
+def test_it_makes_the_rest_of_a_picture(trained: MaskGit):
+    """Without words: half of the tokens tell which pattern it is."""
+    ids, repaint = PATTERNS.view(4, 4, 4), torch.zeros(4, 4, 4, dtype=torch.bool)
+    repaint[:, 2:] = True
+    known = torch.where(repaint, 0, ids)
+    made = trained.generate(images=known, repaint=repaint, seed=0, timesteps=6, temperature=0.0, return_ids=True)
+    assert torch.equal(made[~repaint], ids[~repaint])
+    alone = trained.generate(batch_size=4, seed=0, timesteps=6, temperature=0.0, return_ids=True)
+    assert (made == ids)[repaint].float().mean() > 0.75 and (alone == ids)[repaint].float().mean() < 0.5
+
+
+def test_a_negative_text_leads_away(trained: MaskGit):
+    """D-X2: negative prompts crash in the reference."""
+    ids = trained.generate(["ant"], ["bee"], seed=0, timesteps=6, cond_scale=1.5, return_ids=True).flatten(1)
+    assert (ids == PATTERNS[0]).float().mean() > 0.9
+    away = trained.generate(None, ["bee"] * 20, seed=0, timesteps=6, cond_scale=2.0, return_ids=True).flatten(1)
+    agreement = (away[:, None] == PATTERNS).float().mean(dim=-1)
+    assert (agreement.argmax(dim=1) == 1).float().mean() < 0.1
+
+
+# ---------------------------------------------------------------------------------------------- the samplers
+
+
+def test_the_halton_order_is_that_of_its_definition():
+    """Points (1/2, 1/3), (1/4, 2/3), (3/4, 1/9), (1/8, 4/9), (5/8, 7/9), ... across and down."""
+    order = halton_order(4, 4)
+    assert sorted(order) == list(range(16))
+    assert [order.index(turn) for turn in range(5)] == [6, 9, 3, 4, 14]
+    wide = halton_order(2, 6)
+    assert sorted(wide) == list(range(12)) and wide[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "counts"),
+    [
+        ("confidence", [max(1, int(math.cos(math.pi / 2 * step / 5) * 16)) for step in range(5)]),
+        ("halton", [max(1, int(math.cos(math.pi / 2 * step / 5) * 16)) for step in range(5)]),
+        ("reference", [max(1, int(math.cos(math.pi / 2 * step / 4) * 16)) for step in range(5)]),
+    ],
+)
+def test_as_many_tokens_are_masked_as_the_schedule_says(sampler: str, counts: list[int]):
+    maskgit = build()
+    seen = inputs_of(maskgit)
+    ids = maskgit.generate(TEXTS, sampler=sampler, timesteps=5, return_ids=True)
+    assert [(x == 64).sum(dim=1).tolist() for x in seen] == [[count] * 4 for count in counts]
+    assert ids.max() < 64
+
+
+@each_sampler
+def test_a_token_that_stayed_stays(sampler: str):
+    maskgit = build()
+    seen = inputs_of(maskgit)
+    ids = maskgit.generate(TEXTS, sampler=sampler, timesteps=6, return_ids=True).flatten(1)
+    for before, after in zip(seen, [*seen[1:], torch.cat((ids, ids))], strict=True):
+        assert (before == after)[before != 64].all()
+
+
+@pytest.mark.parametrize("no_mask_token_prob", [0.0, 0.3])
+def test_tokens_may_be_masked_again(no_mask_token_prob: float):
+    """D-X9: the reference refuses unless it was trained to predict tokens that it sees."""
+    maskgit = build(no_mask_token_prob=no_mask_token_prob)
+    seen = inputs_of(maskgit)
+    maskgit.generate(TEXTS, timesteps=6, can_remask_prev_masked=True, return_ids=True, choice_temperature=30.0, seed=0)
+    again = [((before != 64) & (after == 64)).any() for before, after in pairwise(seen)]
+    assert any(again)
+
+
+def test_halton_unmasks_in_its_order():
+    maskgit = build()
+    seen = inputs_of(maskgit)
+    maskgit.generate(TEXTS, sampler="halton", timesteps=4, return_ids=True)
+    order = torch.tensor(halton_order(4, 4))
+    for x in seen:
+        assert torch.equal(x == 64, (order >= 16 - (x == 64).sum(dim=1, keepdim=True)))
+
+
+def reference_sampler(maskgit: MaskGit, texts: list[str], steps: int, scale: float) -> torch.Tensor:
+    """As muse-maskgit-pytorch describes it, with two passes and nothing kept, at temperature 0."""
+    ids, scores = torch.full((len(texts), 16), 64), torch.zeros(len(texts), 16)
+    for progress in torch.linspace(0, 1, steps, dtype=torch.float64):
+        count = max(int(torch.cos(progress * math.pi / 2) * 16), 1)
+        ids.scatter_(1, scores.topk(count, dim=1).indices, 64)
+        cond = maskgit.transformer(ids, texts=texts)
+        null = maskgit.transformer(ids, cond_drop_prob=1.0)
+        logits = null + (cond - null) * scale
+        is_masked = ids == 64
+        ids = torch.where(is_masked, logits.argmax(dim=-1), ids)
+        scores = 1 - logits.softmax(dim=-1).gather(2, ids[..., None])[..., 0]
+        scores = scores.masked_fill(~is_masked, -1e5)
+    return ids
+
+
+def test_the_reference_s_sampler_is_the_reference_s():
+    maskgit = build().eval()
+    with torch.no_grad():
+        expected = reference_sampler(maskgit, TEXTS, 5, 2.5)
+    ids = maskgit.generate(TEXTS, sampler="reference", temperature=0.0, timesteps=5, cond_scale=2.5, return_ids=True)
+    assert torch.equal(ids.flatten(1), expected)
+
+
+def test_what_fades_fades():
+    reference, confidence = Decoding("reference", 4), Decoding("confidence", 4)
+    logits = torch.tensor([2.0, 1.0, 0.0, -5.0]).expand(2000, 1, 4)
+    torch.manual_seed(0)
+    first = [(d.draw(logits, 0, None) == 0).float().mean().item() for d in (reference, confidence)]
+    last = [(d.draw(logits, 3, None) == 0).float().mean().item() for d in (reference, confidence)]
+    assert first == [1.0, 1.0]  # the upper tenth of four tokens is one
+    wide = Decoding("confidence", 4, topk_filter_thres=0.0), Decoding("reference", 4, topk_filter_thres=0.0)
+    plain = torch.tensor([2.0, 1.0, 0.0, -5.0])
+    for decoding, step, temperature in ((wide[0], 0, 1.0), (wide[0], 3, 1.0), (wide[1], 0, 0.75), (wide[1], 2, 0.25)):
+        drawn = (decoding.draw(logits, step, None) == 0).float().mean().item()
+        assert drawn == pytest.approx((plain / temperature).softmax(0)[0].item(), abs=0.04)
+    assert last[0] == 1.0 and (wide[1].draw(logits, 3, None) == 0).all()
+    assert (Decoding(temperature=0.0, topk_filter_thres=0.0).draw(logits, 0, None) == 0).all()
+
+
+def test_only_the_likeliest_tokens_are_drawn():
+    logits = torch.randn(1, 500, 20)
+    drawn = Decoding(topk_filter_thres=0.9, temperature=50.0).draw(logits, 0, None)
+    assert keep_top_k(logits, 2).gather(-1, drawn[..., None]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timesteps": 0}, "timesteps=0"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"topk_filter_thres": 1.5}, "topk_filter_thres=1.5"),
+    ],
+)
+def test_senseless_options_are_refused(options: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        Decoding(**options)
+
+
+# ---------------------------------------------------------------------------------------------- guidance and conditions
+
+
+def test_guidance_is_one_batch_and_texts_are_read_once():
+    maskgit, calls = build(), []
+    seen = inputs_of(maskgit)
+    cross = maskgit.transformer.layers.layers[0].cross.block.to_kv
+    cross.register_forward_hook(lambda *_: calls.append("keys"))
+    maskgit.transformer.text_encoder.transformer.register_forward_hook(lambda *_: calls.append("text"))
+    maskgit.generate(TEXTS, timesteps=5, return_ids=True)
+    assert [len(x) for x in seen] == [4] * 5 and calls == ["text", "text", "keys"]  # the text, and the same without it
+    seen.clear()
+    maskgit.generate(TEXTS, timesteps=2, cond_scale=1, return_ids=True)
+    assert [len(x) for x in seen] == [2] * 2
+
+
+def test_guidance_may_grow_from_step_to_step():
+    assert [Decoding(timesteps=3, cond_scale=5.0).scale(step) for step in range(3)] == [5.0] * 3
+    linear = Decoding(timesteps=3, cond_scale=5.0, cond_scale_schedule="linear")
+    assert [linear.scale(step) for step in range(3)] == [1.0, 3.0, 5.0]
+    assert Decoding(timesteps=1, cond_scale=5.0, cond_scale_schedule="linear").scale(0) == 5.0
+    maskgit = build()
+    one, other = (
+        maskgit.generate(TEXTS, cond_scale_schedule=schedule, timesteps=4, seed=0, temperature=0.0, return_ids=True)
+        for schedule in ("constant", "linear")
+    )
+    assert not torch.equal(one, other)
+
+
+def test_one_text_may_make_many_pictures():
+    maskgit = build()
+    many = maskgit.generate(["a"], batch_size=3, seed=0, timesteps=3, return_ids=True)
+    assert torch.equal(many, maskgit.generate(["a"] * 3, seed=0, timesteps=3, return_ids=True))
+    assert len(many.flatten(1).unique(dim=0)) > 1
+    with pytest.raises(ValueError, match="batch_size=3"):
+        maskgit.generate(TEXTS, batch_size=3, return_ids=True)
+
+
+@pytest.mark.parametrize("conditions", ["classes", "embedded", "nothing"])
+def test_conditions_of_every_kind(conditions: str):
+    """D-X9: the reference needs texts."""
+    options, one, other = {
+        "classes": ({"num_classes": 3}, {"classes": [0, 2]}, {"classes": torch.tensor([1, 1])}),
+        "embedded": (
+            {"text_embed_dim": 4},
+            {"text_embeds": torch.ones(2, 3, 4)},
+            {"text_embeds": -torch.ones(2, 1, 4)},
+        ),
+        "nothing": ({"condition_on_text": False}, {"batch_size": 2}, {"batch_size": 2}),
+    }[conditions]
+    maskgit = build(options)
+    results = [maskgit.generate(**given, seed=0, timesteps=3, return_ids=True) for given in (one, other)]
+    assert results[0].shape == (2, 4, 4) and torch.equal(*results) == (conditions == "nothing")
+
+
+def test_self_conditioning_passes_embeddings_on():
+    maskgit = build({"condition_on_text": False, "self_cond": True})
+    given: list[Any] = []
+    maskgit.transformer.register_forward_pre_hook(
+        lambda module, inputs, kwargs: given.append(kwargs["self_cond_embed"]), with_kwargs=True
+    )
+    maskgit.generate(batch_size=2, timesteps=3, return_ids=True)
+    assert given[0] is None and all(embed.shape == (2, 16, 20) and embed.any() for embed in given[1:])
+
+
+def test_the_critic_decides_where_there_is_one():
+    torch.manual_seed(1)
+    critic = TokenCritic(**SIZES, t5_name=BYTES)
+    maskgit, judged = build(token_critic=critic), []
+    critic.register_forward_pre_hook(lambda module, inputs: judged.append(len(inputs[0])))
+    options: dict[str, Any] = {"timesteps": 4, "seed": 0, "return_ids": True, "critic_noise_scale": 0.0}
+    with_critic = maskgit.generate(TEXTS, **options)
+    assert judged == [4] * 4
+    without = maskgit.generate(TEXTS, force_not_use_token_critic=True, **options)
+    maskgit.generate(TEXTS, sampler="halton", **options)
+    assert len(judged) == 4 and not torch.equal(with_critic, without)
+    seen = inputs_of(maskgit)
+    with torch.no_grad():
+        critic.to_logits.weight.zero_()
+        critic.token_emb.weight.zero_()
+        critic.token_emb.weight[:32] = 1
+        critic.layers.forward = lambda x, **_: x  # type: ignore[method-assign]
+        critic.to_logits.weight.fill_(1.0)  # tokens below 32 are never the true ones
+    maskgit.generate(TEXTS, **{**options, "cond_scale": 1.0})
+    ids = seen[1]
+    assert (ids[ids != 64] >= 32).float().mean() > 0.9
+
+
+# ---------------------------------------------------------------------------------------------- pictures
+
+
+def test_pictures_lie_between_0_and_1_and_modes_are_put_back():
+    maskgit = build(vae=tokenizer()).train()
+    maskgit.transformer.layers.eval()
+    with torch.no_grad():
+        maskgit.vae.autoencoder.decoder.last.weight.mul_(100)
+    images = maskgit.generate(TEXTS, timesteps=2, seed=0)
+    assert images.shape == (2, 3, 16, 16) and (images.min(), images.max()) == (0, 1) and not images.requires_grad
+    assert maskgit.transformer.training and not maskgit.transformer.layers.training and not maskgit.vae.training
+    ids = maskgit.generate(TEXTS, timesteps=2, seed=0, return_ids=True)
+    torch.testing.assert_close(maskgit.vae.decode_from_ids(ids).clamp(0, 1), images)
+    assert maskgit.generate(TEXTS, timesteps=2, fmap_size=3).shape == (2, 3, 12, 12)
+
+
+def test_dropout_does_not_act():
+    maskgit = build({"t5_name": BYTES, "dropout": 0.5}).train()
+    one, other = (
+        maskgit.generate(TEXTS, seed=0, timesteps=3, temperature=0.0, sampler="halton", return_ids=True)
+        for _ in range(2)
+    )
+    assert torch.equal(one, other)
+
+
+@each_sampler
+def test_a_seed_decides_everything_and_disturbs_nothing(sampler: str):
+    maskgit = build(self_token_critic=True)
+    make: Callable[[int | None], torch.Tensor] = lambda seed: maskgit.generate(
+        TEXTS, sampler=sampler, timesteps=3, seed=seed, return_ids=True
+    )
+    torch.manual_seed(0)
+    first = make(7)
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(make(7), first) and not torch.equal(make(8), first)
+    torch.manual_seed(3)
+    unseeded = make(None)
+    torch.manual_seed(3)
+    assert torch.equal(make(None), unseeded)
+
+
+@each_sampler
+def test_a_region_is_painted_again_and_the_rest_stays(sampler: str):
+    maskgit = build(vae=tokenizer())
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    repaint = torch.zeros(2, 16, 16, dtype=torch.bool)
+    repaint[0, :6, 3:9], repaint[1, 15, 15] = True, True
+    seen = inputs_of(maskgit)
+    made = maskgit.generate(TEXTS, images=images, repaint=repaint, sampler=sampler, timesteps=3, seed=0)
+    everywhere = repaint[:, None].expand_as(images)
+    assert torch.equal(made[~everywhere], images[~everywhere]) and (made != images)[everywhere].any()
+    cells = torch.zeros(2, 4, 4, dtype=torch.bool)
+    cells[0, :2, :3], cells[1, 3, 3] = True, True  # every cell that a marked pixel lies in
+    assert torch.equal((seen[0][:2] == 64).view(2, 4, 4), cells)
+    ids, kept = (
+        maskgit.generate(TEXTS, images=images, repaint=repaint, timesteps=3, return_ids=True),
+        maskgit.tokenize(images),
+    )
+    assert torch.equal(ids[~cells], kept[~cells])
+    nothing = maskgit.generate(TEXTS, images=images, repaint=torch.zeros_like(repaint), sampler=sampler, timesteps=2)
+    assert torch.equal(nothing, images)
+
+
+def test_a_picture_is_extended_over_its_edge():
+    maskgit = build(vae=tokenizer())
+    small = torch.rand(1, 3, 16, 8, generator=torch.Generator().manual_seed(1))
+    repaint = torch.ones(1, 16, 16, dtype=torch.bool)
+    repaint[..., :8] = False
+    made = maskgit.generate(["a"], images=F.pad(small, (0, 8)), repaint=repaint, timesteps=2, batch_size=2)
+    assert made.shape == (2, 3, 16, 16) and torch.equal(made[..., :8], small.expand(2, -1, -1, -1))
+    assert not torch.equal(made[0], made[1])
+
+
+def test_a_region_that_does_not_fit_is_refused():
+    maskgit, images = build(vae=tokenizer()), torch.rand(1, 3, 16, 16)
+    with pytest.raises(ValueError, match="belong together"):
+        maskgit.generate(["a"], images=images)
+    with pytest.raises(ValueError, match="repaint is"):
+        maskgit.generate(["a"], images=images, repaint=torch.ones(1, 8, 8, dtype=torch.bool))
+
+
+def test_the_schedule_may_be_another():
+    maskgit = build(noise_schedule=lambda progress: 1 - progress)
+    seen = inputs_of(maskgit)
+    maskgit.generate(TEXTS, timesteps=4, return_ids=True)
+    assert [int((x[0] == 64).sum()) for x in seen] == [16, 12, 8, 4]
+    assert maskgit.mean_masked == pytest.approx(0.5) and build().mean_masked == pytest.approx(2 / math.pi)
+    assert cosine_schedule(torch.tensor(0.0)) == 1

@@ -1,0 +1,80 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import helicon
+from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.pipeline import Muse, pil_images
+from helicon.models.muse.transformer import MaskGitTransformer
+from helicon.models.muse.vqgan import VQGanVAE
+
+BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
+TEXTS = ["a", "bb"]
+
+
+def maskgit(image_size: int, cond_image_size: int | None = None, channels: int = 3) -> MaskGit:
+    torch.manual_seed(image_size)
+    vae = VQGanVAE(dim=8, layers=2, encdec_resnet_groups=4, codebook_size=16, channels=channels)
+    transformer = MaskGitTransformer(
+        num_tokens=16, dim=20, seq_len=(image_size // 4) ** 2, depth=1, heads=2, dim_head=6, t5_name=BYTES
+    )
+    return MaskGit(image_size, transformer, vae=vae, cond_image_size=cond_image_size)
+
+
+def steps_of(network: MaskGit) -> list[int]:
+    steps: list[int] = []
+    network.transformer.register_forward_pre_hook(lambda module, inputs: steps.append(len(inputs[0])))
+    return steps
+
+
+def test_two_pictures_from_two_texts():
+    muse = Muse(maskgit(16), maskgit(32, 16))
+    pictures = muse(TEXTS, timesteps=2)
+    assert isinstance(pictures, list) and [picture.size for picture in pictures] == [(32, 32)] * 2
+    large, small = muse(TEXTS, timesteps=2, return_lowres=True)
+    assert ([p.size for p in large], [p.size for p in small]) == ([(32, 32)] * 2, [(16, 16)] * 2)
+    tensors = muse(TEXTS, timesteps=2, return_lowres=True, return_pil_images=False, seed=0)
+    assert [tuple(t.shape) for t in tensors] == [(2, 3, 32, 32), (2, 3, 16, 16)]
+    expected = muse.base_maskgit.generate(TEXTS, timesteps=2, seed=0)
+    assert torch.equal(tensors[1], expected)
+    assert torch.equal(tensors[0], muse.superres_maskgit.generate(TEXTS, cond_images=expected, timesteps=2, seed=0))
+
+
+def test_each_stage_has_its_number_of_steps():
+    muse = Muse(maskgit(16), maskgit(32, 16))
+    base, superres = steps_of(muse.base_maskgit), steps_of(muse.superres_maskgit)
+    muse(TEXTS, timesteps=3, superres_timesteps=2, cond_scale=1.0)
+    assert (base, superres) == ([2] * 3, [2] * 2)
+    muse(TEXTS, timesteps=4)
+    assert (base[3:], superres[2:]) == ([4] * 4, [4] * 4)
+
+
+def test_colours_are_clamped_before_they_become_bytes(monkeypatch: pytest.MonkeyPatch):
+    """D-X5: in the reference 1.02 becomes pixel 4, bright speckle in dark."""
+    picture = torch.tensor([[1.02, -0.02], [1.0, 0.5]]).expand(1, 3, 2, 2)
+    assert np.asarray(pil_images(picture)[0])[..., 0].tolist() == [[255, 0], [255, 128]]
+    muse = Muse(maskgit(16), maskgit(32, 16))
+    vae = muse.superres_maskgit.vae
+    monkeypatch.setattr(vae, "decode_from_ids", lambda ids: torch.full((len(ids), 3, 32, 32), 1.02))
+    assert all((np.asarray(picture) == 255).all() for picture in muse(TEXTS, timesteps=1))
+
+
+def test_grey_pictures():
+    muse = Muse(maskgit(16, channels=1), maskgit(32, 16, channels=1))
+    assert [picture.mode for picture in muse(["a"], timesteps=1)] == ["L"]
+
+
+def test_saved_is_loaded_with_all_stages(tmp_path: Path):
+    muse = Muse(maskgit(16), maskgit(32, 16))
+    muse.save_pretrained(tmp_path / "muse")
+    loaded: Any = helicon.load(tmp_path / "muse")
+    one, other = (m(TEXTS, timesteps=2, seed=1, return_pil_images=False) for m in (muse, loaded))
+    assert torch.equal(one, other)
+
+
+def test_the_second_must_enlarge():
+    with pytest.raises(ValueError, match="cond_image_size"):
+        Muse(maskgit(16), maskgit(32))
