@@ -166,3 +166,8 @@ def test_a_run_of_two_processes_resumes_on_one_with_the_same_batches(out: Path, 
 @pytest.mark.slow
 def test_processes_seeded_apart_start_from_one_network_and_one_set_of_buffers(out: Path) -> None:
     assert json.loads((out / "facts.json").read_text())["apart"] == 0
+
+
+@pytest.mark.slow
+def test_a_sharded_network_can_be_sampled_part_by_part(out: Path) -> None:
+    assert (out / "sharded-parts" / "samples" / "step-00000004-guesses.txt").read_text().startswith("online")

@@ -16,13 +16,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from safetensors.torch import save_file
 
 from helicon.engine.trainer import Trainer
-from toys import LineTask, MaskedTask, ToyTrainer, line_task, pair_task, weights
+from toys import Line, LineTask, MaskedTask, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
 
+class SampledByParts(LineTask):
+    """Samples by calling parts of the network, as a token loop does."""
+
+    def sample(self, batch: Any, seed: int) -> torch.Tensor:
+        first, second = self.model.layers
+        return second(torch.tanh(first(batch["x"])))
+
+
 def trained(task_name: str, folder: Path, **options: object) -> Trainer:
     tasks = {"line": line_task, "masked": lambda: line_task(kind=MaskedTask), "pair": pair_task}
+    tasks["parts"] = lambda: line_task(kind=SampledByParts)
     trainer = ToyTrainer(tasks[task_name](), results_folder=folder, num_train_steps=STEPS, **options)
     trainer.train()
     return trainer
@@ -110,6 +119,7 @@ def main(out: Path) -> None:
     facts["clears"] = who_clears(out / "cleared")
     resumed_on_both(out / "resumed")
 
+    trained("parts", out / "sharded-parts", batch_size=2, shard=True, valid_frac=0.3, save_results_every=2)
     for name in ("masked", "line"):
         trained(name, out / f"sharded-{name}", batch_size=2, shard=True, valid_frac=0.3, save_model_every=2)
     resumed = ToyTrainer(

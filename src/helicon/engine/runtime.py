@@ -118,6 +118,22 @@ class Runtime:
                     stack.callback(sharded.set_requires_gradient_sync, True)
             yield
 
+    @contextmanager
+    def whole(self, networks: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Inside, sharded networks hold their parameters whole: a sampler calls parts of them, not only the network itself."""
+        sharded = [m for network in networks.values() for m in network.modules() if isinstance(m, FSDPModule)]
+        for module in sharded:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.reshard()
+                module.set_reshard_after_forward(
+                    module not in networks.values(), recurse=False
+                )  # as fully_shard had it
+
     def to_device(self, batch: Batch) -> Batch:
         return {key: _moved(value, self.device) for key, value in batch.items()}
 

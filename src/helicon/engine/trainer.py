@@ -316,10 +316,10 @@ class Trainer:
             self._sample_batch = self.runtime.to_device(self.prepare(self.feed.first_batch()))
         samples = {}
         with self._mode(False), torch.no_grad(), self.runtime.autocast():
-            with fixed_randomness(self.options.seed):
+            with fixed_randomness(self.options.seed), self.runtime.whole(self.raw):
                 samples["online"] = self.task.sample(self._sample_batch, self.options.seed)
             if self.ema is not None:
-                with self.ema.swapped_in(), fixed_randomness(self.options.seed):
+                with self.ema.swapped_in(), fixed_randomness(self.options.seed), self.runtime.whole(self.raw):
                     samples["ema"] = self.task.sample(self._sample_batch, self.options.seed)
         if self.is_main:
             folder = self.results_folder / "samples"
@@ -495,7 +495,7 @@ class Trainer:
         """The model's own `generate`, with the averaged weights where there are some."""
         if self.ema is not None:
             logger.info("%s.generate uses the averaged (EMA) weights", type(self).__name__)
-        with self.inference():
+        with self.inference(), self.runtime.whole(self.raw):
             return self.task.model.generate(*args, **kwargs)  # type: ignore[operator]
 
     def set_model_as_ema_model_(self) -> None:
