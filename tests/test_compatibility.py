@@ -25,8 +25,30 @@ SURFACE = {
         "device vgg encoded_dim get_encoded_fmap_size copy_for_eval state_dict load_state_dict save load encode decode_from_ids decode forward",
     ),
     "ImageDataset": ("folder image_size exts", ""),
+    "Transformer": (
+        "num_tokens dim seq_len dim_out t5_name self_cond add_mask_id depth dim_head heads ff_mult flash",
+        "forward_with_cond_scale forward_with_neg_prompt forward",
+    ),
+    "MaskGitTransformer": (
+        "num_tokens dim seq_len dim_out t5_name self_cond depth dim_head heads ff_mult flash",
+        "forward",
+    ),
+    "TokenCritic": ("num_tokens dim seq_len t5_name self_cond depth dim_head heads ff_mult flash", "forward"),
+    "SelfCritic": ("net", "forward_with_cond_scale forward_with_neg_prompt forward"),
+    "MaskGit": (
+        "image_size transformer noise_schedule token_critic self_token_critic vae cond_vae cond_image_size cond_drop_prob "
+        "self_cond_prob no_mask_token_prob critic_loss_weight",
+        "save load generate forward",
+    ),
+    "Muse": ("base superres", "forward"),
 }
-FORWARD = {"VQGanVAE": ["img", "return_loss", "return_discr_loss", "return_recons", "add_gradient_penalty"]}
+FORWARD = {
+    "VQGanVAE": "img return_loss return_discr_loss return_recons add_gradient_penalty",
+    "Transformer": "x return_embed return_logits labels ignore_index self_cond_embed cond_drop_prob conditioning_token_ids texts text_embeds",
+    "MaskGit": "images_or_ids ignore_index cond_images cond_token_ids texts text_embeds cond_drop_prob train_only_generator "
+    "sample_temperature",
+    "Muse": "texts cond_scale temperature timesteps superres_timesteps return_lowres return_pil_images",
+}
 
 
 def verdicts(name: str) -> dict[str, tuple[str, str]]:
@@ -61,7 +83,8 @@ def test_honoured_keywords_are_in_the_signature_and_members_exist(name: str) -> 
 
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_takes_what_it_took(name: str) -> None:
-    assert list(inspect.signature(getattr(helicon, name).forward).parameters)[1:] == FORWARD[name]
+    expected = FORWARD[name].split()
+    assert not set(expected) - inspect.signature(getattr(helicon, name).forward).parameters.keys()
 
 
 @pytest.mark.parametrize("name", SURFACE)

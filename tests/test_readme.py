@@ -29,7 +29,7 @@ def test_the_python_of_the_readme_runs() -> None:
 def test_the_commands_of_the_readme_exist() -> None:
     text = README.read_text()
     assert "make demo" in text and "make test" in text
-    for path in re.findall(r"\]\(([^)#:]+)\)", text):
+    for path in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
         assert (README.parent / path).exists(), path
     for script in re.findall(r"`(benchmarks/\w+\.py)`", text):
         assert (README.parent / script).exists(), script

@@ -250,8 +250,8 @@ DEFECTS = [
         (
             Edit(
                 RUNTIME,
-                '**{"broadcast_buffers": False,',
-                '**{"find_unused_parameters": True, "broadcast_buffers": False,',
+                '**{"gradient_as_bucket_view": True,',
+                '**{"find_unused_parameters": True, "gradient_as_bucket_view": True,',
             ),
         ),
         ("engine/test_distributed.py::test_no_search_for_unused_parameters_is_paid_for",),
@@ -279,7 +279,7 @@ DEFECTS = [
                 "            if due(options.save_model_every):\n",
                 "            if step % options.save_model_every == 0:\n",
             ),
-            Edit(TRAINER, "            self._save_once()\n            self.writer.finish()\n", ""),
+            Edit(TRAINER, "            self._save_once(final=True)\n            self.writer.finish()\n", ""),
         ),
         ("engine/test_trainer.py::test_the_final_step_is_saved_whatever_the_interval",),
     ),
@@ -335,8 +335,8 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "            with self._mode(True):\n                self._inside_session = True\n                yield\n",
-                "            self._inside_session = True\n            yield\n",
+                "                with self._mode(True):\n                    self._inside_session = True\n",
+                "                with nullcontext():\n                    self._inside_session = True\n",
             ),
         ),
         ("engine/test_trainer.py::test_training_runs_in_train_mode_also_after_someone_called_eval",),
