@@ -5,6 +5,7 @@
 The shares have different lengths and masks. With one process (WORLD_SIZE 1), the batch is the shares side by side.
 """
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -70,7 +71,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     outcome = {name: run(quantizer, rank, world_size) for name, quantizer in quantizers().items()}
     torch.save(outcome, folder / f"{rank}-of-{world_size}.pt")
     if world_size > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        os._exit(0)  # gloo's threads do not always end in order
 
 
 if __name__ == "__main__":

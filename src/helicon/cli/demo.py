@@ -15,6 +15,9 @@ class Kind(StrEnum):
 
 
 RECIPES = {Kind.image: "muse/vqgan-demo"}
+SHOWN = {
+    Kind.image: "pictures it never learned from, and below them what 256 codes keep of each (online, then averaged weights)"
+}
 
 
 def demo(
@@ -28,5 +31,5 @@ def demo(
     folder = run(recipe, results_folder=out or Path("runs") / f"demo-{kind}", resume=True)
     samples = sorted(folder.glob("samples/**/*.png"), key=lambda path: path.stat().st_mtime)
     if samples:
-        typer.echo(f"Look at {samples[-1]}: what the model made last.")
+        typer.echo(f"Look at {samples[-1]}: {SHOWN[kind]}.")
     typer.echo(f"The numbers are in {folder / 'metrics.jsonl'}, the model in {folder / 'checkpoints'}.")
