@@ -41,14 +41,14 @@ RUN_CONTENTS = {
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
     """Makes the run's folder. One that holds something is never wiped or asked about, only refused."""
-    taken = folder.exists() and any(folder.iterdir())
+    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    taken, foreign = bool(found), [name for name in found if name not in RUN_CONTENTS]
     runtime.wait()  # every process has looked before one of them writes
     if taken and not resume and not clear:
         raise FileExistsError(
             f"{folder} already holds something: continue a run with resume=True (helicon resume {folder}), "
             f"replace it with force_clear_prev_results=True, or choose another results_folder"
         )
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in RUN_CONTENTS) if taken else []
     if foreign and clear and not resume:
         raise FileExistsError(
             f"{folder} holds {foreign[0]}, which no run has written: it is not cleared; choose another results_folder"
