@@ -84,7 +84,7 @@ DEFECTS = [
             Edit(
                 TRAINER,
                 "        if not options.use_ema or not networks:\n",
-                "        if not options.use_ema or not networks or not self.is_main:\n",
+                "        if not options.use_ema or not networks or not (self.is_main or self.runtime.shards):\n",
             ),
         ),
         ("engine/test_distributed.py::test_validation_is_averaged_over_all_ranks",),

@@ -24,7 +24,10 @@ from helicon.models.muse.vqgan import VQGanVAE
 from helicon.nn.network import load_network
 
 # Batches of a user's own DataLoader.
-IMAGES = Field(lambda value: isinstance(value, Tensor) and value.ndim == 4, "a float tensor [b, c, h, w] in [0, 1]")
+IMAGES = Field(
+    lambda value: isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point(),
+    "a float tensor [b, c, h, w] in [0, 1]",
+)
 BATCH_FIELDS = {"images": IMAGES, "texts": replace(TEXT, is_required=False)}
 
 
