@@ -96,7 +96,7 @@ def load_recipe(
     body = {"name": name} | _body(text, path)
     constructors = dict(sections(body["trains"])) if sections else {}
     for override in overrides:
-        _apply(override, body, constructors)
+        apply_override(override, body, constructors)
     for section, constructor in constructors.items():
         check(constructor, body[section], section)
     return Recipe(**body, description=_head_comment(text), path=path)
@@ -161,7 +161,7 @@ def _read(path: Path) -> str:
 
 def _body(text: str, path: Path) -> dict[str, Any]:
     """The recipe's mapping, with every section there."""
-    body = _parse(text, str(path))
+    body = parse_yaml(text, str(path))
     if not isinstance(body, dict):
         raise ConfigError(f"{path} holds {_plain_name(body)}, not a recipe: it needs trains, model, data and trainer")
     known = ("name", "trains", *SECTIONS)
@@ -188,13 +188,13 @@ def _head_comment(text: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _apply(override: str, body: dict[str, Any], constructors: Mapping[str, Constructor]) -> None:
+def apply_override(override: str, body: dict[str, Any], constructors: Mapping[str, Constructor]) -> None:
     """Sets one `key=value` in the recipe; the value is YAML."""
     key, equals, text = override.partition("=")
     *folders, last = parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"{override!r} is no override: write key=value, as in trainer.batch_size=4")
-    value = _parse(text, override)
+    value = parse_yaml(text, override)
     if parts[0] not in SECTIONS:
         folders = [_section_of(parts[0], key, constructors), *folders]
     elif len(parts) == 1:
@@ -375,7 +375,7 @@ def _refuse(problem: str, mark: yaml.Mark) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """YAML text as plain data; `where` (a file or an override) stands in the messages."""
     try:
         return yaml.load(text, Loader=_Loader)

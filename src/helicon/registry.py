@@ -1,20 +1,55 @@
-"""What can be trained: the only list. A new family adds one line to `entries` and a recipe.
+"""What can be trained, and what makes things once it is: the only list. A new family adds one line to `entries` and a recipe.
 
 Classes are named by text and imported when they are used, so that the list itself is light.
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from helicon.config import ConfigError, Constructor, Recipe, check, nearest, signature_without
 
 if TYPE_CHECKING:
     from helicon.engine.trainer import Trainer
     from helicon.nn.network import Network
+
+
+@runtime_checkable
+class Made(Protocol):
+    """One thing a network made: a picture, a sound, a mesh."""
+
+    def write(self, path: Path) -> object: ...
+
+
+@runtime_checkable
+class Maker(Protocol):
+    """Makes files with a trained network (`helicon generate`).
+
+    Built as `maker(network, texts=..., **options)`. The keywords of the constructor are the options of the command line: those that
+    are not there are refused, and so a constructor raises ValueError for everything else it can tell is wrong before work begins.
+    """
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of the files, the usual one first."""
+        ...
+
+    @property
+    def prompts(self) -> Sequence[str]:
+        """What is to be made, in words: one or more things of each."""
+        ...
+
+    def make(self, which: Sequence[int], seed: int) -> Sequence[Made]:
+        """One thing for each of these indices of `prompts`, as one batch."""
+        ...
+
+    @property
+    def sheet(self) -> Callable[[Sequence[Any]], Made] | None:
+        """Shows several things as one: one of each prompt, then again one of each. None where there is no such file."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +61,10 @@ class Entry:
     trainer: str  # module:class, a Trainer whose first argument is that network
     data: str  # module:function, gives the dataset from the recipe's `data` section
     debug_recipe: str  # trains in seconds on made-up data: what the contract test runs
+    # By the class of a network, as its config names it: module:class, the Maker that makes things with it.
+    makers: Mapping[str, str] = field(default_factory=dict)
+    # Likewise: module:class, the data.tokens.Tokenizer that makes with it the token caches this kind of model learns from.
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
 
     def recipe_sections(self) -> Mapping[str, Constructor]:
         """The constructors whose signatures are the schema of a recipe."""
@@ -39,6 +78,13 @@ class Entry:
 
 
 entries: dict[str, Entry] = {
+    "soundstream": Entry(
+        summary="audio codec: waves to a few codes a frame and back",
+        model="helicon.models.soundstream.model:SoundStream",
+        trainer="helicon.models.soundstream.trainers:SoundStreamTrainer",
+        data="helicon.models.soundstream.trainers:training_sounds",
+        debug_recipe="soundstream/debug",
+    ),
     "vqgan": Entry(
         summary="image tokenizer: pictures to a grid of codes and back",
         model="helicon.models.muse.vqgan:VQGanVAE",
@@ -52,6 +98,14 @@ entries: dict[str, Entry] = {
         trainer="helicon.models.muse.trainers:MaskGitTrainer",
         data="helicon.models.muse.trainers:training_images",
         debug_recipe="muse/maskgit-debug",
+        makers={
+            "helicon.models.muse.maskgit:MaskGit": "helicon.models.muse.pictures:PictureMaker",
+            "helicon.models.muse.pipeline:Muse": "helicon.models.muse.pictures:PictureMaker",
+        },
+        tokenizers={
+            "helicon.models.muse.vqgan:VQGanVAE": "helicon.models.muse.trainers:ImageTokenizer",
+            "helicon.models.muse.maskgit:MaskGit": "helicon.models.muse.trainers:ImageTokenizer",
+        },
     ),
 }
 
@@ -100,6 +154,36 @@ def load(path: str | Path, use_ema: bool = True) -> "Network":
     from helicon.nn.network import load_network
 
     return load_network(resolve(Path(path)), use_ema=use_ema)
+
+
+def maker_of(folder: Path) -> Callable[..., Maker]:
+    """Who makes things with the network that is saved in a folder."""
+    from helicon.nn.network import read_config
+
+    network = read_config(folder)["class"]
+    makers = {name: maker for entry in entries.values() for name, maker in entry.makers.items()}
+    if network not in makers:
+        able = sorted(name.partition(":")[2] for name in makers)
+        raise ValueError(
+            f"{folder} holds a {network.partition(':')[2]}, which makes nothing by itself: give a run of one that does "
+            f"({', '.join(able)})"
+        )
+    return _named(makers[network])
+
+
+def tokenizer_of(folder: Path) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The Tokenizer that makes token caches with the network saved in a folder, and the factory of the data it reads."""
+    from helicon.nn.network import read_config
+
+    network = read_config(folder)["class"]
+    found = {name: (kind, entry.data) for entry in entries.values() for name, kind in entry.tokenizers.items()}
+    if network not in found:
+        able = sorted(name.partition(":")[2] for name in found)
+        raise ValueError(
+            f"{folder} holds a {network.partition(':')[2]}, which makes no tokens: give a run of one that does ({', '.join(able)})"
+        )
+    kind, data = found[network]
+    return _named(kind), _named(data)
 
 
 def _named(path: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helicon.data.loader import Loader
-from helicon.data.synthetic import COLOURS, PLACES, SHAPES, SIZES, SyntheticShapes
+from helicon.data.synthetic import COLOURS, PLACES, SHAPES, SIZES, Recognised, SyntheticShapes, recognise
 
 
 def test_the_same_picture_on_every_machine():
@@ -35,7 +35,7 @@ def test_every_word_appears_about_equally_often():
     for name, options in {
         "shape": SHAPES,
         "colour": COLOURS,
-        "size": SIZES,
+        "size": ("small", "large"),
         "place": PLACES,
         "background": COLOURS,
     }.items():
@@ -73,7 +73,52 @@ def test_held_out_pairs_never_appear_and_can_be_asked_for():
     assert {(words.shape, words.colour) for words in map(test.attributes, range(100))} == set(held_out)
 
 
+def test_sizes_and_places_can_be_chosen():
+    data = SyntheticShapes(200, 32, sizes=["huge"], places=["in the centre"])
+    for index in range(200):
+        words, image = data.attributes(index), data[index]["images"]
+        assert (words.size, words.place) == ("huge", "in the centre")
+        assert SIZES["huge"][0] <= words.radius <= SIZES["huge"][1]
+        edge = torch.cat([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], dim=1)[:, :, None]
+        assert not is_colour(edge, words.colour).any(), words.caption  # all of it is inside
+
+
+def test_colours_are_flat_if_wanted():
+    shaded, flat = (SyntheticShapes(20, 32, sizes=["large"], shaded=shaded) for shaded in (True, False))
+    for index in range(20):
+        words, pixels = flat.attributes(index), (flat[index]["images"] * 255).round()
+        assert words == shaded.attributes(index) and not torch.equal(shaded[index]["images"], flat[index]["images"])
+        colours, counts = pixels.flatten(1).unique(dim=1, return_counts=True)
+        seen = {tuple(colours[:, place].long().tolist()) for place in counts.topk(2).indices.tolist()}
+        assert seen == {COLOURS[words.colour], COLOURS[words.background]}, words.caption
+
+
+@pytest.mark.parametrize("blur", [0, 3])
+def test_pictures_are_recognised_by_rules_also_blurred(blur: int) -> None:
+    data = SyntheticShapes(60, 32, seed=9, sizes=["large"])
+    right = 0
+    for index in range(60):
+        words, image = data.attributes(index), data[index]["images"]
+        image = (
+            torch.nn.functional.avg_pool2d(image, blur, stride=1, padding=1, count_include_pad=False) if blur else image
+        )
+        seen = recognise(image)
+        right += (seen.shape, seen.colour, seen.background) == (words.shape, words.colour, words.background)
+    assert right >= (60 if blur == 0 else 54)
+
+
+def test_nothing_is_recognised_where_there_is_nothing() -> None:
+    plain = (torch.tensor(COLOURS["green"]) / 255)[:, None, None].expand(3, 17, 17)
+    assert recognise(plain) == Recognised(None, None, "green")
+
+
 def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match=r"sizes=\['tiny'\]: give a list of at least one of small, large, huge"):
+        SyntheticShapes(3, 8, sizes=["tiny"])
+    with pytest.raises(ValueError, match=r"places=\[\]: give a list of at least one of at the top left"):
+        SyntheticShapes(3, 8, places=[])
+    with pytest.raises(ValueError, match="does not fit beside the centre"):
+        SyntheticShapes(3, 8, sizes=["huge"])
     with pytest.raises(ValueError, match=r"\('circle', 'pink'\) is no pair of a shape \(circle, .*red"):
         SyntheticShapes(3, 8, held_out=[("circle", "pink")])
     with pytest.raises(ValueError, match="leave at least one"):

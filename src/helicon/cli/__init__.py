@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from helicon.cli import demo, recipes, resume, train
+from helicon.cli import demo, fit_kmeans, generate, recipes, resume, tokenize, train
 
 
 class Commands(TyperGroup):
@@ -38,7 +38,15 @@ def options(
 ) -> None: ...
 
 
-for verb in (train.train, resume.resume, recipes.recipes, demo.demo):
+for verb in (
+    train.train,
+    resume.resume,
+    generate.generate,
+    tokenize.tokenize,
+    fit_kmeans.fit_kmeans,
+    recipes.recipes,
+    demo.demo,
+):
     app.command()(verb)
 
 

@@ -7,7 +7,7 @@ drawn from signed distances with operations that round exactly, and the result h
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,8 @@ PLACES = {
     "at the bottom": (0.5, 0.72),
     "at the bottom right": (0.72, 0.72),
 }
-SIZES = {"small": (0.09, 0.13), "large": (0.20, 0.25)}  # radius, as a part of the picture's side
+# The radius, as a part of the picture's side. A huge shape has room in the centre alone.
+SIZES = {"small": (0.09, 0.13), "large": (0.20, 0.25), "huge": (0.30, 0.38)}
 JITTER = 0.03  # of the place
 SHADE = 0.15  # how much darker or lighter a background gets towards its edges
 TINT = 12  # how far a colour strays from the one it is named after, of 255
@@ -117,6 +118,8 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
     """`num_samples` pictures {"images": [3, n, n], "texts": caption}.
 
     (shape, colour) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them.
+    `sizes` and `places` are the words to choose from, and without `shaded` colours are flat and exactly those named: huge
+    flat shapes in the centre are the quickest to learn.
     """
 
     def __init__(
@@ -127,6 +130,9 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
         *,
         held_out: Sequence[Pair] = (),
         only: Sequence[Pair] = (),
+        sizes: Sequence[str] = ("small", "large"),
+        places: Sequence[str] = tuple(PLACES),
+        shaded: bool = True,
     ):
         if num_samples < 1 or image_size < 1:
             raise ValueError(f"num_samples={num_samples}, image_size={image_size}: both must be at least 1")
@@ -139,6 +145,11 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
         self.pairs = [pair for pair in only or every if pair not in held_out]
         if not self.pairs:
             raise ValueError("every pair of a shape and a colour is held out: leave at least one")
+        _check_words("sizes", sizes, SIZES)
+        _check_words("places", places, PLACES)
+        if "huge" in sizes and set(places) != {"in the centre"}:
+            raise ValueError('a huge shape does not fit beside the centre: give places=["in the centre"] with it')
+        self.sizes, self.places, self.shaded = list(sizes), list(places), shaded
         self.num_samples, self.image_size, self.seed = num_samples, image_size, seed
 
     def __len__(self) -> int:
@@ -168,7 +179,7 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
 
     def _attributes(self, draws: Iterator[float]) -> Attributes:
         shape, colour = _choose(self.pairs, draws)
-        size, place = _choose(list(SIZES), draws), _choose(list(PLACES), draws)
+        size, place = _choose(self.sizes, draws), _choose(self.places, draws)
         background = _choose([name for name in COLOURS if name != colour], draws)
         smallest, largest = SIZES[size]
         x, y = (centre + JITTER * (2 * next(draws) - 1) for centre in PLACES[place])
@@ -181,18 +192,80 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
         distance = SHAPES[attributes.shape](x, y, attributes.radius)
         coverage = np.clip(0.5 - distance * n, 0, 1)  # an edge is one pixel wide
 
-        colour, background = _tinted(attributes.colour, draws), _tinted(attributes.background, draws)
-        slopes = [np.float32(SHADE * (2 * next(draws) - 1)) for _ in range(2)]
-        shade = 1 + (across[None, :] - 0.5) * slopes[0] + (across[:, None] - 0.5) * slopes[1]
-        behind = background * shade
+        colour, behind = (_flat(name) for name in (attributes.colour, attributes.background))
+        if self.shaded:
+            colour, behind = _tinted(colour, draws), _tinted(behind, draws)
+            slopes = [np.float32(SHADE * (2 * next(draws) - 1)) for _ in range(2)]
+            behind = behind * (1 + (across[None, :] - 0.5) * slopes[0] + (across[:, None] - 0.5) * slopes[1])
         picture = behind + (colour - behind) * coverage
         return np.clip(picture + 0.5, 0, 255).astype(np.uint8)
+
+
+def _check_words(name: str, given: Sequence[str], known: Mapping[str, Any]) -> None:
+    unknown = [word for word in given if word not in known]
+    if unknown or not given or isinstance(given, str):
+        raise ValueError(f"{name}={given!r}: give a list of at least one of {', '.join(known)}")
 
 
 def _choose(options: Sequence[Any], draws: Iterator[float]) -> Any:
     return options[int(next(draws) * len(options))]
 
 
-def _tinted(name: str, draws: Iterator[float]) -> Float[Array, "3 1 1"]:
-    value = [channel + TINT * (2 * next(draws) - 1) for channel in COLOURS[name]]
-    return np.array(value, dtype=np.float32)[:, None, None]
+def _flat(name: str) -> Float[Array, "3 1 1"]:
+    return np.array(COLOURS[name], dtype=np.float32)[:, None, None]
+
+
+def _tinted(colour: Float[Array, "3 1 1"], draws: Iterator[float]) -> Float[Array, "3 1 1"]:
+    return colour + np.array([[[TINT * (2 * next(draws) - 1)]] for _ in range(3)], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a picture seems to show; None where nothing stands out from the background."""
+
+    shape: str | None
+    colour: str | None
+    background: str
+
+
+def recognise(picture: Float[torch.Tensor, "3 n n"]) -> Recognised:
+    """Tells by rules alone what a picture like these shows, also a blurred or generated one.
+
+    The background is the colour of most of the edge. The shape's colour is, of all the other colours, the one most pixels
+    are near to. How far each pixel lies between the two says how much of it the shape covers, and the shape is the one
+    that, drawn at the same centre at the best of many sizes, covers most nearly the same.
+    """
+    pixels = np.clip(picture.detach().cpu().float().numpy().transpose(1, 2, 0), 0, 1) * 255
+    names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
+    distance = np.sqrt(np.square(pixels[:, :, None] - palette).sum(axis=-1))
+    nearest = distance.argmin(axis=-1)
+    edge = np.concatenate([nearest[0], nearest[-1], nearest[:, 0], nearest[:, -1]])
+    behind = int(np.bincount(edge).argmax())
+    seen = nearest[(nearest != behind) & (distance.min(axis=-1) < 45)]
+    if len(seen) < 0.005 * nearest.size:
+        return Recognised(None, None, names[behind])
+    colour = int(np.bincount(seen).argmax())
+    corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1]].mean(axis=0)
+    axis = palette[colour] - corners
+    between = (pixels - corners) @ axis / (axis @ axis)
+    covered = np.clip(2 * between - 0.5, 0, 1)  # steeper than it is: the shade of a background is no part of the shape
+    return Recognised(_best_shape(covered), names[colour], names[behind])
+
+
+def _best_shape(covered: Float[Array, "n n"]) -> str:
+    n = len(covered)
+    across = (np.arange(n, dtype=np.float32) + 0.5) / n
+    inner = covered > 0.5
+    centre_x, centre_y = (inner.sum(axis=axis) @ across / max(1, inner.sum()) for axis in (0, 1))
+    shift = np.linspace(-0.02, 0.02, 3, dtype=np.float32)
+    x = (across - centre_x)[None, None, None, :] - shift[None, :, None, None]
+    y = (across - centre_y)[None, None, :, None] - shift[:, None, None, None]
+
+    def error(shape: Callable[[Array, Array, float], Array], radius: float) -> float:
+        drawn = np.clip(0.5 - shape(x, y, radius) * n, 0, 1)
+        both = np.square(np.maximum(drawn, covered)).sum(axis=(-1, -2))
+        return float((np.square(drawn - covered).sum(axis=(-1, -2)) / both).min())
+
+    radii = [0.08 + 0.01 * step for step in range(33)]
+    errors = {name: min(error(shape, radius) for radius in radii) for name, shape in SHAPES.items()}
+    return min(errors, key=errors.__getitem__)

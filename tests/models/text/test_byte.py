@@ -63,19 +63,19 @@ def test_odd_inputs() -> None:
 def test_it_learns_to_tell_texts_apart() -> None:
     """Which of two letters comes first, from the embedding of the begin token alone: needs attention and positions."""
     torch.manual_seed(0)
-    network = ByteTextEncoder(16, depth=1, heads=2, dim_head=8)
+    network = ByteTextEncoder(16, depth=2, heads=2, dim_head=8)
     head = torch.nn.Linear(16, 1)
-    optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=1e-2)
+    optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=3e-3)
     texts = [f"{'.' * left}{word}{'.' * (4 - left)}" for left in range(5) for word in ("ab", "ba")]
     labels = torch.tensor([0.0, 1.0] * 5)
     losses = []
-    for _ in range(150):
+    for _ in range(200):
         loss = torch.nn.functional.binary_cross_entropy_with_logits(head(network(texts).embeddings[:, 0])[:, 0], labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] > 0.5 and losses[-1] < 0.1
+    assert losses[0] > 0.5 and losses[-1] < 0.05
 
 
 def test_saved_equals_loaded(tmp_path) -> None:

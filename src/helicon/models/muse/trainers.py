@@ -1,23 +1,25 @@
 """Trainers of the image family: how their data is found, and the defaults they train with. The loop is the engine's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from helicon.config import check
+from helicon.config import check, signature_without
 from helicon.data.dataset import View
 from helicon.data.fields import LABEL, TEXT, Field, Routed, route
 from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic import SyntheticShapes
+from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
 from helicon.engine.checkpoint import resolve
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
-from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.maskgit import MaskGit, _codes
 from helicon.models.muse.task import MaskGitTask, VQGanVAETask
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
@@ -42,10 +44,21 @@ def training_images(
     text_column: str = "text",
     num_samples: int = 10_000,
     seed: int = 0,
+    shapes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The `data` section of a recipe: a folder or manifest of pictures, or the made-up shapes of `synthetic`."""
+    """The `data` section of a recipe: a folder or manifest of pictures, the made-up shapes of `synthetic`, or the token cache of
+    either (`helicon tokenize`), which is read as it is: neither mirrored nor cropped at random."""
     if source == "synthetic":
-        return SyntheticShapes(num_samples, image_size, seed)
+        choices = signature_without(SyntheticShapes, "num_samples", "image_size", "seed")
+        return SyntheticShapes(num_samples, image_size, seed, **check(choices, shapes or {}, "data.shapes"))
+    if shapes is not None:
+        raise ValueError(f"data.shapes chooses among made-up pictures, and the source is {source}: leave it out")
+    if is_token_cache(source):
+        if random_crop:
+            raise ValueError(
+                f"{source} is a token cache, whose pictures cannot be cropped any more: leave random_crop out"
+            )
+        return cached_images(source, image_size, captions)
     return image_data(
         source,
         image_size,
@@ -55,6 +68,57 @@ def training_images(
         random_crop=random_crop,
         text_column=text_column,
     )
+
+
+def cached_images(
+    source: str | Path | TokenCache, image_size: int, captions: CaptionSource | None = None
+) -> TokenCache:
+    """A token cache, once it is seen to be of pictures of this size, with the captions asked for."""
+    cache = source if isinstance(source, TokenCache) else TokenCache(source)
+    recorded = cache.index.arguments
+    for name, value in {"image_size": image_size, "captions": captions}.items():
+        if value is not None and recorded.get(name) != value:
+            raise ValueError(
+                f"{cache.folder} was made with {name}={recorded.get(name)}, not {value}: "
+                f"run `helicon tokenize` with {name}={value}, into another folder"
+            )
+    return cache
+
+
+class ImageTokenizer(Tokenizer):
+    """Makes the tokens of pictures with a `VQGanVAE`, or with those that a `MaskGit` stands on: for super-resolution also "cond_ids",
+    those of the pictures made small. The texts come along."""
+
+    def __init__(self, network: VQGanVAE | MaskGit):
+        self.path = network.source
+        self._encoders: dict[str, Callable[[Tensor], Tensor]]
+        if isinstance(network, VQGanVAE):
+            vae = network.copy_for_eval()  # what a MaskGit would stand on
+            self.networks, self.sizes = {"vae": vae}, {"ids": vae.codebook_size}
+            self.arguments, self._encoders = {"channels": vae.channels}, {"ids": partial(_codes, vae)}
+            return
+        self.networks, self.sizes = {}, {"ids": network.transformer.num_tokens}
+        self.arguments, self._encoders = {"image_size": network.image_size}, {"ids": network.tokenize}
+        if network.vae is not None:
+            self.networks, self.arguments = {"vae": network.vae}, {**self.arguments, "channels": network.vae.channels}
+        if network.cond_image_size is not None:
+            self._add_low_resolution(network)
+        elif self.path is None and network.vae is not None:
+            self.path = network.vae.source  # makes the same tokens
+
+    def _add_low_resolution(self, maskgit: MaskGit) -> None:
+        transformer, low = maskgit.transformer, maskgit.cond_vae
+        table = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
+        self.settings = {"cond_image_size": maskgit.cond_image_size}
+        self.sizes = {**self.sizes, "cond_ids": table.num_embeddings if low is None else low.codebook_size}
+        self._encoders["cond_ids"] = maskgit.tokenize_low_resolution
+        if low is not None:
+            self.networks = {**self.networks, "cond_vae": low}
+
+    def __call__(self, batch: Batch) -> Mapping[str, Any]:
+        images = batch["images"].to(next(iter(self.networks.values())).device)
+        found: dict[str, Any] = {name: encode(images) for name, encode in self._encoders.items()}
+        return {**found, "texts": batch["texts"]} if "texts" in batch else found
 
 
 class VQGanVAETrainer(Trainer):
@@ -105,6 +169,9 @@ class VQGanVAETrainer(Trainer):
 
 
 def _pictures(source: Any, image_size: int | None, channels: int, ds_fields: Sequence[str] | None) -> Any:
+    if isinstance(source, TokenCache) or is_token_cache(source):
+        name = source.folder if isinstance(source, TokenCache) else source
+        raise ValueError(f"{name} is a token cache, and a VQGanVAE learns from pictures: name their folder")
     if source is None or isinstance(source, (SyntheticShapes, View)):  # samples are {"images": [c, h, w]} already
         return source
     if image_size is None:
@@ -189,7 +256,7 @@ class MaskGitTrainer(Trainer):
     ):
         """
         Args:
-            folder: pictures to learn from, in it and below (or a manifest of them).
+            folder: pictures to learn from, in it and below (or a manifest of them, or a token cache made by `helicon tokenize`).
             dataset: anything else that holds pictures, or samples with token "ids" (see MaskGitTask), in place of the folder.
             image_size: pictures are cut square and scaled to this many pixels a side; by default the MaskGit's own size.
             captions: where the text of a picture is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
@@ -199,7 +266,8 @@ class MaskGitTrainer(Trainer):
         """
         if folder is not None and dataset is not None:
             raise ValueError("give a folder or a dataset, not both")
-        if folder is not None and captions is None and maskgit.transformer.condition_on_text:
+        is_captioned = folder is None or captions is not None or is_token_cache(folder)
+        if not is_captioned and maskgit.transformer.condition_on_text:
             raise ValueError(
                 'this MaskGit reads texts: say where they are with captions="column", "beside" or "folder"'
             )
@@ -209,6 +277,10 @@ class MaskGitTrainer(Trainer):
         def find(source: Any) -> Any:
             if source is None or isinstance(source, SyntheticShapes):
                 return source
+            if isinstance(source, TokenCache) or is_token_cache(source):
+                if augment:
+                    raise ValueError("the pictures of a token cache cannot be mirrored any more: leave augment out")
+                return _tokens_for(maskgit, cached_images(source, transform.image_size, captions))
             if isinstance(source, (str, Path)) or hasattr(source, "column_names"):
                 return image_data(
                     source,
@@ -238,6 +310,16 @@ class MaskGitTrainer(Trainer):
 
     def prepare(self, batch: Any) -> Batch:
         return route(batch, self.fields, self.ds_fields)
+
+
+def _tokens_for(maskgit: MaskGit, cache: TokenCache) -> TokenCache:
+    """What this network reads of a cache, which must have been made with its tokenizers."""
+    chosen = cache.made_by(ImageTokenizer(maskgit))
+    if maskgit.transformer.condition_on_text and "texts" not in chosen.fields:
+        raise ValueError(
+            f"{cache.folder} holds no texts, and this MaskGit reads some: run `helicon tokenize` with captions=..."
+        )
+    return chosen
 
 
 class PicturesOrTokens(TensorImages):

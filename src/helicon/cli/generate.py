@@ -1,0 +1,263 @@
+"""`helicon generate RUN --text "a red circle" -o out.png [key=value ...]`
+
+What is made, and from what, is the family's own affair: its `Maker` stands in the registry. Here are the batches, the seeds and the files.
+"""
+
+import inspect
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helicon.config import ConfigError, check, parse_yaml, signature_without
+
+if TYPE_CHECKING:
+    from helicon.nn.network import Network
+    from helicon.registry import Made, Maker
+
+MANIFEST = "manifest.jsonl"
+SHEET = "sheet"
+MOST_ON_A_SHEET = 256
+
+Thing = tuple[str, "Made"]  # with the words it was made from
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a checkpoint or a saved network.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="The network's own options, as in cond_scale=5; --options lists them."
+        ),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="What to make; give it once for each text.")] = None,
+    texts_file: Annotated[Path | None, typer.Option(help="More texts, one a line.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many of each.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed (and batch size) makes the same again.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many are made at once.")] = 16,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="A file: one thing as it is, several as one sheet. A name without an ending is a folder: numbered files, "
+            f"{MANIFEST} and the sheet.",
+        ),
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint).")] = None,
+    repaint: Annotated[Path | None, typer.Option(help="White where --image is to be painted again.")] = None,
+    superres: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")
+    ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Use the weights of the last step, not their average.")
+    ] = False,
+    options: Annotated[bool, typer.Option("--options", help="List the network's own options and stop.")] = False,
+) -> None:
+    """Make things with a trained network."""
+    from helicon import registry
+    from helicon.engine.checkpoint import resolve
+
+    folder = resolve(run)
+    build = registry.maker_of(folder)
+    files, runs = given(image=image, repaint=repaint), given(superres=superres)
+    own = signature_without(build, "network", "texts", "image", "repaint", "superres")
+    if options:
+        typer.echo("\n".join(str(parameter) for parameter in own.parameters.values()))
+        return
+    chosen = check(own, parsed(settings or ()), "generate")
+    for name in {**files, **runs}.keys() - inspect.signature(build).parameters.keys():
+        raise ConfigError(f"--{name} is nothing for the network in {folder}: leave it out")
+    texts = [*(text or ()), *(lines_of(texts_file) if texts_file else ())]
+    folders = {"network": folder, **{name: resolve(path) for name, path in runs.items()}}
+    networks = {name: loaded(path, not online) for name, path in folders.items()}
+    maker = build(texts=texts, **networks, **files, **chosen)
+    count = samples * len(maker.prompts)
+    target = Target.of(out, maker, count)
+    for name, network in networks.items():
+        typer.echo(
+            f"{type(network).__name__} of {folders[name]}, {weights_of(folders[name], not online)}, on {device()}"
+        )
+    things = progress(produce(maker, samples, seed, batch_size), count)
+    typer.echo(f"wrote {target.write(things, maker, seed)}")
+
+
+def given(**values: Path | None) -> dict[str, Path]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words; the value is YAML."""
+    found = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"{setting!r} is no key=value, as in cond_scale=5; a text goes behind --text")
+        found[key] = parse_yaml(value, setting)
+    return found
+
+
+def lines_of(file: Path) -> list[str]:
+    try:
+        texts = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not a text file in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    if not texts:
+        raise ConfigError(f"{file} is empty: write one text a line")
+    return texts
+
+
+def loaded(folder: Path, use_ema: bool = True) -> "Network":
+    """The network of a checkpoint, where it is to run."""
+    from helicon.nn.network import load_network
+
+    with _quiet("helicon.nn.network"):  # it speaks of every stage below as well
+        network = load_network(folder, use_ema=use_ema)
+    return network.to(device())
+
+
+def device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def weights_of(folder: Path, use_ema: bool) -> str:
+    """Which weights of a checkpoint are used, in words."""
+    from helicon.nn.network import EMA_FILE
+
+    if not (folder / EMA_FILE).exists():
+        return "its only weights"
+    return "its averaged (EMA) weights" if use_ema else "its online weights"
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def produce(maker: "Maker", samples: int, seed: int, batch_size: int) -> Iterator[Thing]:
+    """One thing for each prompt, and all of them again for each further sample."""
+    import torch
+
+    from helicon.data.seeds import mix
+
+    prompts = maker.prompts
+    wanted = [*range(len(prompts))] * samples
+    for number, start in enumerate(range(0, len(wanted), batch_size)):
+        which = wanted[start : start + batch_size]
+        batch_seed = mix(seed, number) if number else seed  # so that one batch is what `generate(..., seed=seed)` gives
+        try:
+            made = maker.make(which, batch_seed)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"{len(which)} at once do not fit into the GPU's memory: give a smaller --batch-size"
+            ) from error
+        yield from zip((prompts[index] for index in which), made, strict=True)
+
+
+def progress(things: Iterator[Thing], count: int) -> Iterable[Thing]:
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(things, "generate", count, console=console, transient=True, disable=not console.is_terminal)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where things go: one file, or a folder."""
+
+    path: Path
+    is_folder: bool
+
+    @classmethod
+    def of(cls, out: Path | None, maker: "Maker", count: int) -> "Target":
+        """What the user asked for, checked before the work begins; by default a name that is still free."""
+        fits_one_file = count == 1 or (maker.sheet is not None and count <= MOST_ON_A_SHEET)
+        if out is None:
+            out = _free(_file_name(maker.prompts[0]), maker.suffixes[0] if fits_one_file else "")
+        target = cls(out, out.is_dir() or not out.suffix)
+        if not target.is_folder and out.suffix.lower() not in maker.suffixes:
+            raise ConfigError(
+                f"{out} would be a {out.suffix} file, and what is made here is {' or '.join(maker.suffixes)}; "
+                "a name without an ending is a folder"
+            )
+        if not target.is_folder and not fits_one_file:
+            raise ConfigError(f"{count} things do not fit into {out}: give a folder, {out.with_suffix('')}")
+        target.claim()
+        return target
+
+    def claim(self) -> None:
+        """Makes the folder, and sees that it can be written into."""
+        folder = self.path if self.is_folder else self.path.parent
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file, not a folder: choose another place with -o")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} cannot be written into: choose another place with -o")
+        if self.is_folder and any(folder.iterdir()):
+            raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
+
+    def write(self, things: Iterable[Thing], maker: "Maker", seed: int) -> str:
+        """Writes everything; returns what was written, in words."""
+        if self.is_folder:
+            return write_folder(things, maker, self.path, seed)
+        made = [thing for _, thing in things]
+        if len(made) == 1:
+            made[0].write(self.path)
+            return str(self.path)
+        assert maker.sheet is not None
+        maker.sheet(made).write(self.path)
+        return f"{self.path}, a sheet of {len(made)}"
+
+
+def write_folder(things: Iterable[Thing], maker: "Maker", folder: Path, seed: int) -> str:
+    """Numbered files, the manifest (which is a dataset's, too) and the sheet; a file is listed as soon as it is there."""
+    suffix, shown = maker.suffixes[0], []
+    with (folder / MANIFEST).open("w", encoding="utf-8") as manifest:
+        for number, (text, made) in enumerate(things):
+            path = folder / f"{number:05d}{suffix}"
+            made.write(path)
+            manifest.write(json.dumps({"path": path.name, "text": text, "seed": seed}, ensure_ascii=False) + "\n")
+            manifest.flush()
+            if number < MOST_ON_A_SHEET:
+                shown.append(made)
+    listed = f"{folder}: {number + 1} files, {MANIFEST}"
+    if maker.sheet is None:
+        return listed
+    across = len(maker.prompts)
+    maker.sheet(shown[: len(shown) // across * across] or shown).write(folder / f"{SHEET}{suffix}")
+    return f"{listed}, and {SHEET}{suffix} to look at"
+
+
+def _file_name(text: str) -> str:
+    """A text as the name of a file."""
+    words = re.sub(r"\W+", "-", text.lower()).strip("-_")
+    return words[:60].rstrip("-") or "generated"
+
+
+def _free(name: str, suffix: str) -> Path:
+    path, number = Path(name + suffix), 1
+    while path.exists():
+        number += 1
+        path = Path(f"{name}-{number}{suffix}")
+    return path

@@ -1,0 +1,246 @@
+"""From what stands on the command line to picture files: the image family's side of `helicon generate`.
+
+Letters: b pictures, c channels, h height, w width.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from helicon.config import signature_without
+from helicon.data.dataset import BadFile
+from helicon.data.image import ImageTransform
+from helicon.models.muse.contact_sheet import GAP, contact_sheet
+from helicon.models.muse.generate import Decoding
+from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.pipeline import Muse, pil_images
+from helicon.nn.network import Network
+
+ACROSS = 8  # pictures in a row of a sheet, at most
+
+# Arguments of `MaskGit.generate` that are no options of a command: tensors, and what the maker sets itself.
+NOT_OPTIONS = (
+    *("self", "texts", "text_embeds", "cond_images", "cond_token_ids", "images", "repaint"),
+    *("batch_size", "seed", "return_ids", "classes"),
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with values in [0, 1]."""
+
+    pixels: Float[Tensor, "c h w"]
+
+    def write(self, path: Path) -> None:
+        pil_images(self.pixels[None])[0].save(path)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Several pictures as one."""
+
+    image: Image.Image
+
+    def write(self, path: Path) -> None:
+        self.image.save(path)
+
+
+def _with_options_of_maskgit(constructor: Callable[..., Any]) -> inspect.Signature:
+    """The signature a user (and the checker of options) sees: the constructor's own keywords and those of `MaskGit.generate`."""
+    _, *own, _ = inspect.signature(constructor).parameters.values()
+    return inspect.Signature([*own, *signature_without(MaskGit.generate, *NOT_OPTIONS).parameters.values()])
+
+
+class PictureMaker:
+    """Makes pictures with a MaskGit (from texts, classes or nothing, from a smaller picture, or a part of one anew) or a Muse."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".png", ".jpg", ".jpeg", ".webp")
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        texts: Sequence[str] = (),
+        image: Path | None = None,
+        repaint: Path | None = None,
+        superres: Network | None = None,
+        classes: Sequence[int] = (),
+        superres_timesteps: int | None = None,
+        **options: Any,
+    ):
+        """
+        Args:
+            texts, classes: what the pictures shall show: one of each for every picture, or one for all.
+            image: the picture to enlarge (super-resolution), or to change (with `repaint`).
+            repaint: what is white in this picture is painted again.
+            superres: enlarges the pictures that `network` makes.
+            options: those of `MaskGit.generate`; `superres_timesteps` are the steps of the second stage.
+        """
+        if superres is not None:
+            network = _two_stages(network, superres)
+        assert isinstance(network, (MaskGit, Muse))
+        self.network, self.options = network, dict(options)
+        self.base: MaskGit = network.base_maskgit if isinstance(network, Muse) else network
+        if self.base.vae is None:
+            raise ValueError("this MaskGit learned from token ids, without a tokenizer: it makes no pictures")
+        if isinstance(network, Muse):
+            self.options["superres_timesteps"] = superres_timesteps
+        elif superres_timesteps is not None:
+            raise ValueError("superres_timesteps belongs to two stages: name the second with --superres")
+        _check_decoding(self.options)
+        self.conditions = self._conditions(list(texts), list(classes), self.options.pop("negative_texts", None))
+        self.options |= self._given_pictures(image, repaint)
+
+    __signature__ = _with_options_of_maskgit(__init__)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The words under each picture."""
+        classes = [f"class {number}" for number in self.conditions.get("classes", ())]
+        given = [words for words in (self.conditions.get("texts"), classes) if words]
+        return [", ".join(words) for words in zip(*given, strict=True)] or [""]
+
+    def make(self, which: Sequence[int], seed: int) -> list[Picture]:
+        """A picture for each of these prompts, as one batch."""
+        chosen = {name: [values[index] for index in which] for name, values in self.conditions.items()}
+        options = {**self.options, **chosen, "batch_size": len(which), "seed": seed}
+        if isinstance(self.network, Muse):
+            made = self.network(options.pop("texts", None), return_pil_images=False, **options)
+        else:
+            made = self.network.generate(**options)
+        return [Picture(pixels) for pixels in made.float().cpu()]
+
+    def sheet(self, pictures: Sequence[Picture]) -> Sheet:
+        """One column for each prompt, one row for each time it was made; the pictures of a single prompt stand side by side."""
+        across = len(self.prompts) if len(self.prompts) > 1 else len(pictures)
+        captions = (self.prompts if len(self.prompts) > 1 else self.prompts * across)[: len(pictures)]
+        rows = [pictures[start : start + across] for start in range(0, len(pictures), across)]
+        parts = [
+            contact_sheet([_batch(row[start : start + ACROSS]) for row in rows], captions[start : start + ACROSS])
+            for start in range(0, len(captions), ACROSS)
+        ]
+        return Sheet(_below_each_other(parts))
+
+    def _conditions(
+        self, texts: list[str], classes: list[int], negative_texts: Sequence[str] | None
+    ) -> dict[str, list[Any]]:
+        """What each picture is made from, as many of everything as there are prompts."""
+        transformer = self.base.transformer
+        if texts and not transformer.condition_on_text:
+            instead = "" if transformer.class_emb is None else ", and name classes instead, as in classes=[0]"
+            raise ValueError(f"this MaskGit was trained without texts: leave --text out{instead}")
+        if transformer.condition_on_text and transformer.text_encoder is None:
+            raise ValueError("this MaskGit reads embedded texts: call its generate with text_embeds, in Python")
+        if transformer.condition_on_text and not texts:
+            raise ValueError('this MaskGit makes pictures from words: say which, as in --text "a red circle"')
+        self._check_classes(classes)
+        given: dict[str, list[Any]] = {"texts": texts, "classes": classes, "negative_texts": list(negative_texts or ())}
+        given = {name: values for name, values in given.items() if values}
+        count = max(map(len, given.values()), default=1)
+        for name, values in given.items():
+            if len(values) not in (1, count):
+                raise ValueError(f"there are {len(values)} {name} for {count} pictures: give one for all, or {count}")
+        return {name: values * (count // len(values)) for name, values in given.items()}
+
+    def _check_classes(self, classes: Sequence[int]) -> None:
+        table = self.base.transformer.class_emb
+        if table is None:
+            if classes:
+                raise ValueError("this MaskGit was trained without classes: leave classes out")
+            return
+        last = table.num_embeddings - 1
+        if not classes:
+            raise ValueError(f"this MaskGit makes pictures of classes: say which of 0 to {last}, as in classes=[0]")
+        for number in classes:
+            if not 0 <= number <= last:
+                raise ValueError(f"there is no class {number}: this MaskGit knows 0 to {last}")
+
+    def _given_pictures(self, image: Path | None, repaint: Path | None) -> dict[str, Tensor]:
+        """The pictures among the options, as `MaskGit.generate` wants them."""
+        low_size = self.base.cond_image_size
+        if isinstance(self.network, Muse) and (image is not None or repaint is not None):
+            raise ValueError(
+                "a pair of stages starts from words alone: paint with the base run, and enlarge the result with the second run"
+            )
+        if low_size is not None and repaint is not None:
+            raise ValueError("this MaskGit enlarges pictures: --repaint is for one that makes them")
+        if low_size is not None and image is None:
+            raise ValueError(
+                "this MaskGit enlarges pictures: give one with --image, or make it the --superres of a base run"
+            )
+        if low_size is None and (image is None) != (repaint is None):
+            raise ValueError(
+                "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
+            )
+        if image is None:
+            return {}
+        vae = self.base.vae if self.base.cond_vae is None else self.base.cond_vae
+        assert vae is not None
+        if low_size is not None:
+            return {"cond_images": self._read(image, low_size, vae.channels, at_own_size=True)}
+        assert repaint is not None
+        size = self.base.image_size
+        pixels, region = self._read(image, size, vae.channels), self._read(repaint, size, channels=1)[:, 0] > 0.5
+        _check_repaint(image, repaint, region)
+        return {"images": pixels, "repaint": region}
+
+    def _read(self, path: Path, size: int, channels: int, at_own_size: bool = False) -> Float[Tensor, "1 c h w"]:
+        """The middle square of a picture, scaled to the size asked for. (MaskGit itself scales what it enlarges, as it learned to.)"""
+        transform = ImageTransform(size, channels)
+        try:
+            picture = transform.decode(path, str(path))
+            if at_own_size:
+                transform = ImageTransform(min(picture.size), channels)
+            return transform(picture, str(path))[None].to(self.base.device)
+        except BadFile as error:
+            raise ValueError(str(error)) from error
+
+
+def _two_stages(base: Network, superres: Network) -> Muse:
+    if isinstance(base, MaskGit) and isinstance(superres, MaskGit):
+        return Muse(base, superres)
+    option, network = ("RUN", base) if not isinstance(base, MaskGit) else ("--superres", superres)
+    raise ValueError(f"{option} holds a {type(network).__name__}, and two stages are two MaskGits")
+
+
+def _check_decoding(options: Mapping[str, Any]) -> None:
+    """Refuses numbers that cannot be, before anything is made."""
+    known = {entry.name for entry in fields(Decoding)}
+    Decoding(**{name: value for name, value in options.items() if name in known})
+
+
+def _check_repaint(image: Path, repaint: Path, region: Bool[Tensor, "1 h w"]) -> None:
+    (width, height), (other_width, other_height) = _size(image), _size(repaint)
+    if (width, height) != (other_width, other_height):
+        raise ValueError(
+            f"{image} is {width} x {height} and {repaint} is {other_width} x {other_height}: they must be of one size"
+        )
+    if not region.any():
+        raise ValueError(f"nothing in {repaint} is white, and so nothing would be painted again")
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return ImageOps.exif_transpose(image).size
+
+
+def _batch(pictures: Sequence[Picture]) -> Float[Tensor, "b c h w"]:
+    return torch.stack([picture.pixels for picture in pictures])
+
+
+def _below_each_other(parts: Sequence[Image.Image]) -> Image.Image:
+    whole = Image.new(
+        "RGB", (max(part.width for part in parts), sum(part.height + GAP for part in parts) - GAP), "white"
+    )
+    top = 0
+    for part in parts:
+        whole.paste(part, (0, top))
+        top += part.height + GAP
+    return whole
