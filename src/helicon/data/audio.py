@@ -1,0 +1,715 @@
+"""Sound of any kind to float tensors [n] (mono) or [2, n] (stereo) in [-1, 1], at one sample rate or several.
+
+Only the crop is read from disk, with a margin around it, so that a crop of a resampled file equals the resampled file's
+crop. While training its place is random, and drawn anew a few times where it holds digital silence; otherwise it is the
+middle. What is shorter is padded with zeros. Sources: a folder, a manifest, a Hugging Face dataset, or any torch Dataset.
+
+    {"audio": [n], "audio_lengths": how many of the n are sound and not padding,
+     "is_end": whether the crop reaches the end of its recording, "texts": the caption, where there is one}
+
+`sample_hz={"audio": 16000, "audio_for_codec": 24000}` gives the same moment at each rate, from one read, each with its
+lengths. A file that was cut off gives what is left of it; where its header tells, that is no end (`is_end` is False).
+
+Letters: n samples (or frames: one sample of each channel), c channels.
+"""
+
+import copy
+import dataclasses
+import functools
+import io
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self, Union
+
+import numpy as np
+import soundfile
+import soxr
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from helicon.data.dataset import BadFile, View
+from helicon.data.fields import LABEL, TEXT, Field, Routed
+from helicon.data.files import Files, find_files, read_manifest
+from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of
+
+logger = logging.getLogger(__name__)
+
+AUDIO_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
+FOREIGN_EXTENSIONS = ("webm", "m4a", "mp4", "aac", "wma")  # sound that libsndfile cannot read
+
+# What other packages call the entries of a sample.
+OTHER_NAMES = {"raw_wave": "audio", "raw_wave_for_codec": "audio_for_codec", "text": "texts"}
+
+MARGIN = 128  # samples of the lower rate, on each side of a crop, that resampling it depends on (to 1e-6)
+SILENCE = 1e-4  # what stays below is silent: three steps of 16 bits
+NUM_REDRAWS = 4
+UNKNOWN_LENGTH = 2**40  # libsndfile gives more frames than this for a file that does not tell
+PREROLL = 16384  # more frames than an mp3 can refer back to, and than the blocks of a flac have
+
+Rates = int | Mapping[str, int]
+Recording = Union["SoundFile", "Wave"]
+Sample = dict[str, Any]
+
+
+def is_wave(value: Any) -> bool:
+    if not isinstance(value, (Tensor, np.ndarray)) or 0 in value.shape:
+        return False
+    is_sound = str(value.dtype).removeprefix("torch.") in ("float16", "bfloat16", "float32", "float64", "int16")
+    return is_sound and (value.ndim == 1 or (value.ndim == 2 and value.shape[0] in (1, 2)))
+
+
+AUDIO = Field(is_wave, "a float or int16 tensor [n], or [c, n] with 1 or 2 channels")
+IS_END = Field(lambda value: isinstance(value, bool), "a bool")
+
+
+class Wave:
+    """A recording in memory, [n] or [c, n], that is read as a `SoundFile` is."""
+
+    num_before = num_after = 0
+    is_cut = False
+
+    def __init__(self, values: Tensor | np.ndarray, hz: int, name: str):
+        if hz < 1 or not is_wave(values):
+            found = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)} at {hz} Hz"
+            raise ValueError(f"{name} is no sound, but {found}: a wave is {AUDIO.looks_like}")
+        wave = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else values.astype(np.float32)
+        wave = wave / 2**15 if "int" in str(values.dtype) else wave
+        self.frames = wave.reshape(-1, wave.shape[-1]).T
+        self.name, self.hz, self.num_frames = name, hz, len(self.frames)
+
+    def read(self, start: int, stop: int) -> Float[np.ndarray, "n c"]:
+        return _finite(self.frames[start:stop], self.name)
+
+    def shorten(self) -> bool:
+        return False
+
+
+class SoundFile:
+    """A recording in a file: all of it, or `duration` seconds from `start` on, where its frames count from.
+
+    Opened here, and closed when the last reference goes. The header tells its length, which is checked by reading.
+    """
+
+    num_frames: int
+    num_before: int  # frames that the file has in front of the recording, which resampling may look at
+    num_after: int
+    is_cut: bool = False  # the data ends before the recording did
+
+    def __init__(self, source: Path | bytes, name: str, start: float = 0.0, duration: float | None = None):
+        self.source, self.name, self.start, self.duration = source, name, start, duration
+        self.file = self._open()
+        self.hz = self.file.samplerate
+        self._measure(self.file.frames if self.file.frames < UNKNOWN_LENGTH else self._count())
+
+    def read(self, start: int, stop: int) -> Float[np.ndarray, "n c"]:
+        try:
+            frames = self._read(self.file, self.num_before + start, stop - start)
+            problem = "the data ends" if len(frames) < stop - start else None
+        except (soundfile.SoundFileError, MemoryError) as error:
+            problem = _reason(error)
+        if problem:
+            first, last = ((self.num_before + frame) / self.hz for frame in (start, stop))
+            raise BadFile(self.name, f"cannot be read from {first:.2f} s to {last:.2f} s ({problem})")
+        return _finite(frames, self.name)
+
+    def shorten(self) -> bool:
+        """After a read that failed: the lengths become those of what can be read. False if that is all there was."""
+        promised, length = self.file.frames, self.num_frames
+        found = self._count()
+        self._measure(found)
+        self.file = self._open()  # a decoder that failed is of no more use
+        self.is_cut = self.num_frames < length
+        if found < promised < UNKNOWN_LENGTH:
+            _tell_cut(self.name, found / self.hz, promised / self.hz)
+        return found < promised
+
+    def _open(self) -> soundfile.SoundFile:
+        try:
+            with _quiet(self.source):
+                return soundfile.SoundFile(io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source)
+        except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
+            raise BadFile(self.name, _why_not(self.source, _reason(error))) from error
+
+    def _read(self, file: soundfile.SoundFile, start: int, count: int) -> Float[np.ndarray, "n c"]:
+        """(After a seek, the first frames of an mp3 are wrong; and in a flac of unknown length, the last block is not found.)"""
+        needs_preroll = file.format == "MP3" or file.frames > UNKNOWN_LENGTH
+        preroll = min(start, PREROLL) if needs_preroll else 0
+        with _quiet(self.source):
+            if file.tell() != start - preroll:
+                file.seek(start - preroll)
+            return file.read(preroll + count, dtype="float32", always_2d=True)[preroll:]
+
+    def _measure(self, total_frames: int) -> None:
+        first = round(self.start * self.hz)
+        rest = total_frames - first
+        length = rest if self.duration is None else min(round(self.duration * self.hz), rest)
+        if length < 1:
+            raise BadFile(self.name, f"holds no sound{f' from {self.start:.2f} s on' if self.start else ''}")
+        self.num_before, self.num_frames, self.num_after = first, length, rest - length
+
+    def _count(self) -> int:
+        """How many frames can be read, found by halving."""
+
+        def is_there(frame: int) -> bool:
+            try:
+                return len(self._read(self._open(), frame, 1)) == 1
+            except (soundfile.SoundFileError, BadFile):
+                return False
+
+        low, high = 0, self.file.frames
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if is_there(middle) else (low, middle)
+        return low
+
+
+def _finite(frames: Float[np.ndarray, "n c"], name: str) -> Float[np.ndarray, "n c"]:
+    if not np.isfinite(frames).all():
+        raise BadFile(name, "holds values that are infinite or not numbers")
+    return frames
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "error_string", str(error)).rstrip(".")
+
+
+def _why_not(source: Path | bytes, reason: str) -> str:
+    """Why a file cannot be opened. (libsndfile says of most failures "System error" or "Format not recognised".)"""
+    content = source
+    if isinstance(source, Path):
+        try:
+            with source.open("rb") as file:
+                content = file.read(1)
+        except OSError as error:
+            return f"cannot be opened ({error.strerror})"
+        extension = source.suffix.lower().removeprefix(".")
+        if extension in FOREIGN_EXTENSIONS:
+            return f"{extension} cannot be read: {_remedy(extension)}"
+    return f"not a readable sound file ({reason})" if content else "is empty"
+
+
+def _remedy(extension: str) -> str:
+    return f"convert it, for example with ffmpeg -i x.{extension} x.flac"
+
+
+@functools.cache  # once for each file, though it is met in every epoch
+def _tell_cut(name: str, seconds: float, promised: float) -> None:
+    logger.warning("%s ends after %.2f s of the %.2f s it promises: what is there is used", name, seconds, promised)
+
+
+_stderr_lock = threading.Lock()
+
+
+@contextmanager
+def _quiet(source: Path | bytes) -> Iterator[None]:
+    """libmpg123 writes a line to the process's stderr, past Python, at almost every seek in a good mp3: not in here."""
+    is_mp3 = source.suffix.lower() == ".mp3" if isinstance(source, Path) else source.startswith((b"ID3", b"\xff"))
+    if not is_mp3:
+        yield
+        return
+    with _stderr_lock, Path(os.devnull).open("wb") as nowhere:
+        stderr = os.dup(2)
+        try:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+@dataclass(frozen=True)
+class AudioTransform:
+    """A recording to a sample: the crop, its rates, the channels, the padding.
+
+    Args:
+        sample_hz: the rate, or the name and rate of each entry; a bare rate is that of "audio".
+        max_length: samples of a crop, at the highest rate; None for whole recordings.
+        max_length_seconds: the same in seconds.
+        seq_len_multiple_of: lengths are padded up to a multiple of this, in all entries or in each by its name.
+        channels: 1 (the mean of all) or 2 (mono twice; of more than two the first two, which are the front).
+        pad: recordings shorter than max_length are padded to it; or else they stay shorter.
+        end_prob: how often a random crop is the last of its recording, where a model learns to stop. (Of all the places
+            a crop can have in a long one, hardly any is the end.)
+    """
+
+    sample_hz: Rates
+    max_length: float | None = None
+    max_length_seconds: float | None = None
+    seq_len_multiple_of: int | Mapping[str, int] | None = None
+    channels: int = 1
+    pad: bool = True
+    end_prob: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 2):
+            raise ValueError(f"channels={self.channels}: it must be 1 (mono) or 2 (stereo)")
+        if not self.rates or min(self.rates.values()) < 1:
+            raise ValueError(f"sample_hz={self.sample_hz}: it must be at least 1, for each entry")
+        if self.max_length is not None and self.max_length_seconds is not None:
+            raise ValueError("give max_length or max_length_seconds, not both")
+        if self.units is not None and self.units < 1:
+            length = f"{self.max_length} samples" if self.max_length is not None else f"{self.max_length_seconds} s"
+            raise ValueError(f"a crop of {length} is too short: it must hold a sample of every rate ({self.sample_hz})")
+        if not self.multiples.keys() <= self.rates.keys() or min(self.multiples.values(), default=1) < 1:
+            raise ValueError(
+                f"seq_len_multiple_of={self.seq_len_multiple_of}: it must be at least 1, for entries of {list(self.rates)}"
+            )
+        if not 0 <= self.end_prob <= 1:
+            raise ValueError(f"end_prob={self.end_prob}: it must be from 0 to 1")
+
+    @functools.cached_property
+    def rates(self) -> dict[str, int]:
+        return {"audio": self.sample_hz} if isinstance(self.sample_hz, int) else dict(self.sample_hz)
+
+    @functools.cached_property
+    def multiples(self) -> dict[str, int]:
+        multiples = 1 if self.seq_len_multiple_of is None else self.seq_len_multiple_of
+        return dict.fromkeys(self.rates, multiples) if isinstance(multiples, int) else dict(multiples)
+
+    @functools.cached_property
+    def grid(self) -> int:
+        """Crops begin and end at multiples of 1 / grid seconds, which are whole samples at every rate."""
+        return math.gcd(*self.rates.values())
+
+    @functools.cached_property
+    def units(self) -> int | None:
+        """How long a crop is, in units of the grid; None if it has no limit."""
+        highest = max(self.rates.values())
+        if self.max_length is not None:
+            return int(self.max_length) * self.grid // highest
+        if self.max_length_seconds is not None:
+            return round(self.max_length_seconds * highest) * self.grid // highest
+        return None
+
+    def num_segments(self, recording: Recording) -> int:
+        """How many crops, end to end, cover the recording."""
+        if self.units is None:
+            raise ValueError("segments need a length: give max_length or max_length_seconds")
+        return max(1, -(-(recording.num_frames * self.grid // recording.hz) // self.units))
+
+    def __call__(
+        self,
+        recording: Recording,
+        augment: bool = False,
+        generator: torch.Generator | None = None,
+        *,
+        segment: int | None = None,
+        others: Mapping[str, Recording] = MappingProxyType({}),
+    ) -> Sample:
+        """A random crop, the middle one, or segment number `segment`; the entries in `others` are cut from those.
+
+        The same for the same generator, whatever was read before. In a recording that turns out to be shorter than it
+        said, the place is drawn anew.
+        """
+        try:
+            return self._sample(recording, augment, generator, segment, others)
+        except BadFile:
+            if not recording.shorten():
+                raise
+        return self._sample(recording, augment, generator, segment, others)
+
+    def _sample(
+        self,
+        recording: Recording,
+        augment: bool,
+        generator: torch.Generator | None,
+        segment: int | None,
+        others: Mapping[str, Recording],
+    ) -> Sample:
+        num_units = recording.num_frames * self.grid // recording.hz
+        units = num_units if self.units is None else self.units
+        last = max(0, num_units - units)
+        is_free = augment and segment is None and last > 0
+        begin = last // 2 if segment is None else segment * units
+        for _ in range(1 + NUM_REDRAWS if is_free else 1):
+            begin = self._draw(last, generator) if is_free else begin
+            waves, peak = self._cut(recording, begin, [name for name in self.rates if name not in others])
+            if peak >= SILENCE:
+                break
+        for name, other in others.items():
+            waves |= self._cut(other, begin, [name])[0]
+        return {**waves, "is_end": begin >= last and not recording.is_cut}
+
+    def _draw(self, last: int, generator: torch.Generator | None) -> int:
+        if self.end_prob and torch.rand((), generator=generator) < self.end_prob:
+            return last
+        return int(torch.randint(last + 1, (), generator=generator))
+
+    def _cut(self, recording: Recording, begin: int, names: Sequence[str]) -> tuple[Sample, float]:
+        """The entries of the crop that begins after `begin` / grid seconds, all from one read, and its peak."""
+        windows = {name: self._window(recording, begin, self.rates[name]) for name in names}
+        start, stop = min(w.start for w in windows.values()), max(w.stop for w in windows.values())
+        frames = to_channels(recording.read(start, stop), self.channels)
+        waves: Sample = {}
+        for name, window in windows.items():
+            chunk = frames[window.start - start : window.stop - start]
+            if recording.hz != self.rates[name]:
+                chunk = soxr.resample(chunk, recording.hz, self.rates[name])
+            wave = chunk[window.skip : window.skip + window.length]
+            waves |= {name: self._padded(wave, name), f"{name}_lengths": window.length}
+        return waves, float(np.abs(frames).max(initial=0.0))
+
+    def _window(self, recording: Recording, begin: int, hz: int) -> "_Window":
+        """What to read for a crop at one rate. It starts where a sample of the recording and one of the new rate fall
+        together: everything would be shifted by a fraction of a sample otherwise."""
+        first = begin * hz // self.grid
+        length = (2 * recording.num_frames * hz + recording.hz) // (2 * recording.hz) - first  # rounded as soxr rounds
+        if self.units is not None:
+            length = min(length, self.units * hz // self.grid)
+        if length < 1:
+            raise BadFile(recording.name, f"holds no sound from {begin / self.grid:.2f} s on")
+        if hz == recording.hz:
+            return _Window(first, first + length, 0, length)
+        step = recording.hz // math.gcd(hz, recording.hz)
+        margin = -(-MARGIN * max(hz, recording.hz) // hz)
+        earliest = -(recording.num_before // step) * step
+        start = max((first * recording.hz // hz - margin) // step * step, earliest)
+        stop = min(-(-(first + length) * recording.hz // hz) + margin, recording.num_frames + recording.num_after)
+        return _Window(start, stop, first - start * hz // recording.hz, length)
+
+    def _padded(self, wave: np.ndarray, name: str) -> Float[Tensor, "*c n"]:
+        length = len(wave)
+        if self.pad and self.units is not None:
+            length = self.units * self.rates[name] // self.grid
+        multiple = self.multiples.get(name, 1)
+        padded = torch.zeros(*wave.shape[1:], -(-length // multiple) * multiple)
+        padded[..., : len(wave)] = torch.from_numpy(wave.T)
+        return padded
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Frames [start, stop) of a recording; of what they become, the `length` samples after the first `skip`."""
+
+    start: int
+    stop: int
+    skip: int
+    length: int
+
+
+def to_channels(frames: Float[np.ndarray, "n c"], channels: int) -> Float[np.ndarray, "n *two"]:
+    """[n] for one channel, [n, 2] for two."""
+    if channels == 1:
+        return frames[:, 0] if frames.shape[1] == 1 else frames.mean(axis=1)
+    return frames.repeat(2, axis=1) if frames.shape[1] == 1 else frames[:, :2]
+
+
+class Recordings(View):
+    """Samples cut from recordings: one from each, or with `segments` as many as cover it."""
+
+    def __init__(
+        self,
+        source: Any,
+        transform: AudioTransform,
+        augment: bool = True,
+        captions: Captions | None = None,
+        segments: bool = False,
+    ):
+        super().__init__(source)
+        self.transform, self.augment, self.captions = transform, augment, captions
+        self.segments = [place for index in range(len(source)) for place in self._cover(index)] if segments else None
+
+    def open(self, index: int) -> Recording:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.segments is None else len(self.segments)
+
+    @property
+    def keys(self) -> Sequence[str] | None:
+        """The segments of a file share its key, so that a split keeps them together (but for a file at its border)."""
+        keys = super().keys
+        return keys if keys is None or self.segments is None else [keys[index] for index, _ in self.segments]
+
+    def fetch(self, index: int, generator: torch.Generator | None = None) -> Sample:
+        place, segment = (index, None) if self.segments is None else self.segments[index]
+        sample = self.transform(self.open(place), self.augment, generator, segment=segment)
+        return sample if self.captions is None else {**sample, "texts": self.captions[place]}
+
+    def _cover(self, index: int) -> list[tuple[int, int]]:
+        """(One that cannot be opened stays, so that whoever reads it notes it down as bad.)"""
+        try:
+            return [(index, segment) for segment in range(self.transform.num_segments(self.open(index)))]
+        except BadFile:
+            return [(index, 0)]
+
+
+class AudioFiles(Recordings):
+    """Sound files, by path; of a manifest's, where it has the columns, `duration` seconds from `start` on."""
+
+    def __init__(self, source: Files, *arguments: Any, **keywords: Any):
+        rows = source.rows or [{}] * len(source)
+        self.parts = [
+            (_seconds(row, "start", number) or 0.0, _seconds(row, "duration", number))
+            for number, row in enumerate(rows, start=1)
+        ]
+        super().__init__(source, *arguments, **keywords)
+
+    def open(self, index: int) -> SoundFile:
+        path = self.dataset.paths[index]
+        return SoundFile(path, str(path), *self.parts[index])
+
+
+def _seconds(row: Mapping[str, Any], column: str, number: int) -> float | None:
+    value = row.get(column)
+    if value is None or value == "":
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if math.isnan(seconds):  # what a table has where there is nothing
+        return None
+    if not 0 <= seconds < math.inf or (seconds == 0 and column == "duration"):
+        raise ValueError(f"row {number} of the manifest has {column}={value!r}: it must be a number of seconds")
+    return seconds
+
+
+class AudioColumn(Recordings):
+    """The sounds in one column of a Hugging Face dataset: encoded (decoded here, and only the crop), or as arrays."""
+
+    def __init__(self, source: Any, column: str, *arguments: Any, **keywords: Any):
+        feature = source.features[column]
+        if getattr(feature, "decode", False):
+            source = source.cast_column(column, dataclasses.replace(feature, decode=False))
+        self.column = column
+        super().__init__(source.select_columns([column]), *arguments, **keywords)
+
+    def open(self, index: int) -> Recording:
+        value = self.dataset[index][self.column]
+        if isinstance(value, (str, bytes)):
+            value = {"path" if isinstance(value, str) else "bytes": value}
+        found = {key: content for key, content in (value or {}).items() if content is not None}
+        name = f"row {index} {found.get('path', '')}".strip()
+        if "array" in found and "sampling_rate" in found:
+            return Wave(np.asarray(found["array"], dtype=np.float32), found["sampling_rate"], name)
+        if not found.keys() & {"bytes", "path"}:
+            raise BadFile(name, f"its column {self.column} holds no sound, but {value!r}")
+        return SoundFile(found["bytes"] if "bytes" in found else Path(found["path"]), name)
+
+
+class TensorAudio(View):
+    """A user's own dataset of dicts with "audio": waves are cropped and resampled, other entries stay.
+
+    "sample_hz" beside a wave is its rate; without it each has the rate of its entry already. Entries that a sample lacks
+    are made from its first.
+    """
+
+    def __init__(self, dataset: Any, transform: AudioTransform, augment: bool = True):
+        super().__init__(dataset)
+        self.transform, self.augment = transform, augment
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
+        rates = self.transform.rates
+        given = [name for name in rates if name in sample]
+        if not given:
+            raise ValueError(f"item {index} has no {' or '.join(rates)}; it has {', '.join(map(str, sample))}")
+        waves: dict[str, Recording] = {
+            name: Wave(sample[name], int(sample.get("sample_hz", rates[name])), f"item {index}") for name in given
+        }
+        first = waves.pop(given[0])
+        cropped = self.transform(first, self.augment, generator, others=waves)
+        rest = {name: value for name, value in sample.items() if name not in (*rates, "sample_hz", "is_end")}
+        return {**cropped, **rest, "is_end": cropped["is_end"] and sample.get("is_end", True)}
+
+
+def audio_data(
+    source: Any,
+    sample_hz: Rates,
+    *,
+    max_length: float | None = None,
+    max_length_seconds: float | None = None,
+    seq_len_multiple_of: int | Mapping[str, int] | None = None,
+    channels: int = 1,
+    pad: bool = True,
+    end_prob: float = 0.0,
+    segments: bool = False,
+    augment: bool = True,
+    captions: CaptionSource | None = None,
+    exts: Sequence[str] = AUDIO_EXTENSIONS,
+    audio_column: str | None = None,
+    text_column: str = "text",
+    ds_fields: Sequence[str] | None = None,
+) -> View:
+    """Samples {"audio": [n], "audio_lengths", "is_end"}, with "texts" if there are captions, from whatever holds sound.
+
+    `source` is a folder, a manifest (.jsonl, .csv, .parquet with a column `path` and, where only parts of files are
+    meant, `start` and `duration` in seconds), a Hugging Face dataset (column `audio`) or a torch Dataset, whose samples
+    are routed by `ds_fields` or by type: waves, "sample_hz" if their rate is another, "texts", "is_end". `captions` says
+    where the text is: in the "column" `text_column`, in a file "beside" each sound, or in the name of its "folder".
+    With `segments` every recording is cut end to end, for which all headers are read at the start; otherwise each gives
+    one crop, a random one (`augment`) or the middle one. The other arguments are those of `AudioTransform`.
+    """
+    transform = AudioTransform(sample_hz, max_length, max_length_seconds, seq_len_multiple_of, channels, pad, end_prob)
+    if isinstance(source, SoundDataset):
+        return source.at(transform, augment, segments)
+    if isinstance(source, (str, Path)):
+        text = text_column if captions == "column" else None
+        files = _files(Path(source).expanduser(), exts, audio_column or "path", text)
+        texts = captions_of(files, captions, text_column) if captions else None
+        return AudioFiles(files, transform, augment, texts, segments)
+    if hasattr(source, "column_names"):
+        column = audio_column or "audio"
+        return AudioColumn(
+            source, column, transform, augment, _captions(source, captions, column, text_column), segments
+        )
+    if captions is not None or segments:
+        asked = f"captions={captions!r}" if captions else "segments=True"
+        raise ValueError(f"{asked} is for files and columns: let the dataset itself return the samples so")
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        raise ValueError(f"a {type(source).__name__} is no source of sound: give a folder, a manifest or a dataset")
+    names = None if ds_fields is None else [OTHER_NAMES.get(name, name) for name in ds_fields]
+    return TensorAudio(Routed(source, audio_fields(transform.rates), names), transform, augment)
+
+
+def audio_fields(rates: Mapping[str, int]) -> dict[str, Field]:
+    """What a sample of a user's own dataset may hold: the first wave it must."""
+    first, *others = rates
+    fields = dict.fromkeys(others, AUDIO) | {"sample_hz": LABEL, "texts": TEXT, "is_end": IS_END}
+    return {first: AUDIO} | {name: dataclasses.replace(field, is_required=False) for name, field in fields.items()}
+
+
+def _files(path: Path, exts: Sequence[str], path_column: str, text_column: str | None) -> Files:
+    if path.is_dir() or not path.suffix:
+        return find_sounds(path, exts)
+    return read_manifest(path, (path_column,) if text_column is None else (path_column, text_column))
+
+
+def find_sounds(folder: str | Path, exts: Sequence[str] = AUDIO_EXTENSIONS) -> Files:
+    """The sound files below a folder, of which some, going by their names, can be read."""
+    try:
+        files = find_files(folder, exts)
+    except ValueError as error:
+        try:
+            files = find_files(folder, FOREIGN_EXTENSIONS)
+        except ValueError:
+            raise error from None
+    found = sorted({path.suffix.lower().removeprefix(".") for path in files.paths})
+    if set(found) <= set(FOREIGN_EXTENSIONS):
+        raise ValueError(f"{folder} holds only {', '.join(found)} files, which cannot be read: {_remedy(found[0])}")
+    return files
+
+
+def _captions(source: Any, captions: CaptionSource | None, audio_column: str, text_column: str) -> Captions | None:
+    """Of a dataset with columns, after a look at whether it has them."""
+    if isinstance(source, dict) or not hasattr(source, "__len__"):
+        raise ValueError(
+            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
+            "or put a streaming dataset into a torch DataLoader"
+        )
+    if captions not in (None, "column"):
+        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
+    for column in (audio_column, text_column) if captions else (audio_column,):
+        if column not in source.column_names:
+            raise ValueError(f"the dataset has no column {column!r}: its columns are {', '.join(source.column_names)}")
+    return ColumnCaptions(source.select_columns([text_column]), text_column) if captions else None
+
+
+class SoundDataset(Dataset[Any]):
+    """The sounds in a folder and its subfolders: waves [n], or where there are several rates a tuple of them.
+
+    What a bare wave cannot tell, its length before padding and whether it is the end, is in `samples`; a trainer that is
+    given such a dataset looks there.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        target_sample_hz: int | Sequence[int],
+        exts: Sequence[str] = ("flac", "wav", "mp3", "webm"),
+        max_length: float | None = None,
+        seq_len_multiple_of: int | Sequence[int] | None = None,
+        *,
+        channels: int = 1,
+        pad: bool = True,
+        augment: bool = True,
+    ):
+        self.target_sample_hz = target_sample_hz
+        rates, multiples = (
+            value if value is None or isinstance(value, int) else {str(place): one for place, one in enumerate(value)}
+            for value in (target_sample_hz, seq_len_multiple_of)
+        )
+        assert rates is not None
+        transform = AudioTransform(rates, max_length, None, multiples, channels, pad)
+        self.samples = AudioFiles(find_sounds(folder, exts), transform, augment)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def keys(self) -> Sequence[str] | None:
+        return self.samples.keys
+
+    def fetch(self, index: int, generator: torch.Generator | None = None) -> Tensor | tuple[Tensor, ...]:
+        sample = self.samples.fetch(index, generator)
+        waves = tuple(sample[name] for name in self.samples.transform.rates)
+        return waves[0] if isinstance(self.target_sample_hz, int) else waves
+
+    def __getitem__(self, index: int) -> Tensor | tuple[Tensor, ...]:
+        return self.fetch(index)
+
+    def unaugmented(self) -> Self:
+        plain = copy.copy(self)
+        plain.samples = self.samples.unaugmented()
+        return plain
+
+    def at(self, transform: AudioTransform, augment: bool = True, segments: bool = False) -> AudioFiles:
+        """The same files through another transform, to which this one's length goes if it has none itself."""
+        own = self.samples
+        if transform.units is None and own.transform.units is not None:
+            transform = dataclasses.replace(transform, max_length_seconds=own.transform.units / own.transform.grid)
+        return AudioFiles(own.dataset, transform, augment and own.augment, None, segments)
+
+
+class AudioDataset(SoundDataset):
+    """The files of one kind in a folder, whole, at one rate: by default that of the first one that can be read."""
+
+    def __init__(self, folder: str | Path, audio_extension: str = ".flac", *, sample_hz: int | None = None):
+        super().__init__(folder, sample_hz or _first_rate(find_sounds(folder, [audio_extension])), [audio_extension])
+
+
+def _first_rate(files: Files) -> int:
+    for path in files.paths:
+        try:
+            return SoundFile(path, str(path)).hz
+        except BadFile as error:
+            bad = error
+    raise ValueError(f"none of the {len(files)} files can be read, for example {bad}")
+
+
+def get_dataloader(
+    ds: Any, pad_to_longest: bool = True, *, with_lengths: bool = False, **kwargs: Any
+) -> DataLoader[Any]:
+    """A DataLoader of tuples with one batch for each entry of a sample: waves [b, n], texts in a list.
+
+    Waves are padded with zeros to the longest of the batch, or cut to the shortest. `with_lengths` adds the length of
+    each wave before that, [b] for each entry of waves, at the end of the tuple. The keywords are those of DataLoader.
+    """
+    collate = functools.partial(_collate_waves, pad_to_longest=pad_to_longest, with_lengths=with_lengths)
+    return DataLoader(ds, collate_fn=collate, **kwargs)
+
+
+def _collate_waves(samples: list[Any], pad_to_longest: bool, with_lengths: bool) -> tuple[Any, ...]:
+    columns = zip(*(sample if isinstance(sample, tuple) else (sample,) for sample in samples), strict=True)
+    batches: list[Any] = []
+    lengths: list[Tensor] = []
+    for column in columns:
+        if not isinstance(column[0], Tensor):
+            batches.append(list(column))
+            continue
+        sizes = torch.tensor([wave.shape[-1] for wave in column])
+        size = int(sizes.max() if pad_to_longest else sizes.min())
+        fitted = [F.pad(wave, (0, size - wave.shape[-1])) for wave in column]  # a negative padding cuts
+        batches.append(torch.stack(fitted))
+        lengths.append(sizes.clamp(max=size))
+    return (*batches, *lengths) if with_lengths else tuple(batches)

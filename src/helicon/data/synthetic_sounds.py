@@ -1,0 +1,186 @@
+"""Seeded sounds with true captions: something to learn with nothing downloaded.
+
+    "a loud rising chirp, low pitch"    "a soft steady tone, high pitch"    "a loud noise burst, middle pitch"
+
+Each sound is a function of (seed, index) alone and the same on every machine: choices come from a hash, waves are made
+with operations that round exactly (so no sine or exponential of a maths library), and the result has 16 bits, like a file.
+`helicon.metrics.audio.describe_sound` finds the words again by listening.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int16
+from torch.utils.data import Dataset
+
+Array = np.ndarray
+Pair = tuple[str, str]  # kind and pitch
+
+KINDS = ("tone", "chirp", "pluck", "noise burst")
+PITCHES = {"low": (200.0, 270.0), "middle": (600.0, 810.0), "high": (1800.0, 2430.0)}  # Hz
+DIRECTIONS = ("rising", "falling")  # of chirps; everything else is steady
+LOUDNESSES = {"soft": (0.04, 0.07), "loud": (0.4, 0.7)}  # the peak
+LENGTHS = {"tone": (0.7, 0.9), "chirp": (0.7, 0.9), "pluck": (0.75, 0.95), "noise burst": (0.3, 0.45)}  # of the clip
+SPREAD = math.sqrt(2)  # a chirp begins and ends half an octave from its middle
+NUM_HARMONICS = 6  # of a pluck
+DECAY = 0.18  # of the clip, in which a pluck falls to 1 / e
+FADE = 0.01  # seconds
+LOWEST_RATE, SHORTEST = 8000, 0.5  # the highest chirp, and the fastest, that can still be told
+
+
+@dataclass(frozen=True)
+class SoundAttributes:
+    """What is to be heard: the words of the caption, and the numbers behind them."""
+
+    kind: str
+    pitch: str
+    direction: str  # rising, falling, steady
+    loudness: str
+    hz: float  # the fundamental; of a chirp the (geometric) mean of its ends, of noise the middle of its band
+    peak: float
+    begin: float  # as a part of the clip
+    length: float
+
+    @property
+    def caption(self) -> str:
+        direction = f"{self.direction} " if self.kind in ("tone", "chirp") else ""
+        return f"a {self.loudness} {direction}{self.kind}, {self.pitch} pitch"
+
+
+class SyntheticSounds(Dataset[dict[str, Any]]):
+    """`num_samples` sounds {"audio": [n], "texts": caption}, each in a clip of `seconds` with silence around it.
+
+    (kind, pitch) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        sample_hz: int = 16000,
+        seconds: float = 1.0,
+        seed: int = 0,
+        *,
+        held_out: Sequence[Pair] = (),
+        only: Sequence[Pair] = (),
+    ):
+        if num_samples < 1:
+            raise ValueError(f"num_samples={num_samples}: it must be at least 1")
+        if sample_hz < LOWEST_RATE or seconds < SHORTEST:
+            raise ValueError(
+                f"sample_hz={sample_hz}, seconds={seconds}: these sounds need {LOWEST_RATE} Hz and {SHORTEST} s or more"
+            )
+        every = [(kind, pitch) for kind in KINDS for pitch in PITCHES]
+        for pair in (*held_out, *only):
+            if pair not in every:
+                raise ValueError(f"{pair} is no pair of a kind ({', '.join(KINDS)}) and a pitch ({', '.join(PITCHES)})")
+        self.pairs = [pair for pair in only or every if pair not in held_out]
+        if not self.pairs:
+            raise ValueError("every pair of a kind and a pitch is held out: leave at least one")
+        self.num_samples, self.sample_hz, self.seconds, self.seed = num_samples, sample_hz, seconds, seed
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def attributes(self, index: int) -> SoundAttributes:
+        """What sound `index` is, without making it."""
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f"there is no sound {index} among {self.num_samples}")
+        digest = hashlib.blake2b(f"sounds {self.seed} {index}".encode(), digest_size=64).digest()
+        draws = iter((np.frombuffer(digest, dtype="<u4") / 2**32).tolist())
+        kind, pitch = _choose(self.pairs, draws)
+        loudness, direction = _choose(list(LOUDNESSES), draws), _choose(DIRECTIONS, draws)
+        hz, peak = _between(PITCHES[pitch], draws), _between(LOUDNESSES[loudness], draws)
+        length = _between(LENGTHS[kind], draws)
+        begin = (1 - length) * next(draws)
+        return SoundAttributes(
+            kind, pitch, direction if kind == "chirp" else "steady", loudness, hz, peak, begin, length
+        )
+
+    def fetch(self, index: int, generator: torch.Generator | None = None) -> dict[str, Any]:
+        """The generator goes unused: these sounds are not augmented, as a quieter one would belie its caption."""
+        attributes = self.attributes(index)
+        audio = torch.from_numpy(self._samples(attributes, index)).to(torch.float32).div_(2**15)
+        return {"audio": audio, "texts": attributes.caption}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.fetch(index)
+
+    def _samples(self, attributes: SoundAttributes, index: int) -> Int16[Array, "n"]:
+        clip = np.zeros(round(self.seconds * self.sample_hz))
+        start = int(attributes.begin * len(clip))
+        count = int(attributes.length * len(clip))
+        time = np.arange(count) / self.sample_hz
+        if attributes.kind == "noise burst":
+            sound = _noise(time, attributes.hz, f"noise {self.seed} {index}")
+        elif attributes.kind == "pluck":
+            sound = _pluck(time, attributes.hz, DECAY * self.seconds, self.sample_hz)
+        else:
+            sound = _sine(_cycles(attributes, time))
+        sound = sound * _fades(time)
+        clip[start : start + count] = sound * (attributes.peak / np.abs(sound).max())
+        return np.floor(clip * 2**15 + 0.5).astype(np.int16)
+
+
+def _cycles(attributes: SoundAttributes, time: Float[Array, "n"]) -> Float[Array, "n"]:
+    """How often a tone or a chirp has swung; the frequency of a chirp changes linearly."""
+    spread = {"rising": SPREAD, "falling": 1 / SPREAD, "steady": 1.0}[attributes.direction]
+    first, last = attributes.hz / spread, attributes.hz * spread
+    return time * (first + (last - first) * 0.5 * time / time[-1])
+
+
+def _sine(cycles: Float[Array, "n"]) -> Float[Array, "n"]:
+    """sin(2 pi cycles) to 1e-8: a polynomial, as libraries differ in the last bit of theirs."""
+    half = cycles - np.floor(cycles) - 0.5
+    squared = (0.25 - np.abs(half)) * 6.283185307179586
+    squared = squared * squared  # cos(x) = 1 - x^2 / 2 (1 - x^2 / 12 (1 - ...)), x within a quarter of a turn
+    cosine = np.ones_like(squared)
+    for n in (12, 10, 8, 6, 4, 2):
+        cosine = 1 - squared / (n * (n - 1)) * cosine
+    return np.where(half > 0, -cosine, cosine)
+
+
+def _decay(x: Float[Array, "n"]) -> Float[Array, "n"]:
+    """e^-x, nearly: (1 - x / 1024)^1024."""
+    power = 1 - x / 1024
+    for _ in range(10):
+        power = power * power
+    return power
+
+
+def _pluck(time: Float[Array, "n"], hz: float, decay: float, sample_hz: int) -> Float[Array, "n"]:
+    """Harmonics that are weaker and die sooner the higher they are, as on a string."""
+    sound = np.zeros_like(time)
+    for number in range(1, NUM_HARMONICS + 1):
+        if number * hz < 0.45 * sample_hz:
+            sound += _sine(number * hz * time) * _decay(time / decay * (0.7 + 0.3 * number)) / number
+    return sound
+
+
+def _noise(time: Float[Array, "n"], hz: float, key: str) -> Float[Array, "n"]:
+    """A band from half of `hz` to one and a half: a carrier times random values, `hz` of them a second, smoothly joined."""
+    place = time * hz
+    left = np.floor(place).astype(np.int64)
+    way = place - left
+    way = way * way * (3 - 2 * way)
+    count = int(left[-1]) + 2
+    values = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * count), dtype="<u2") / 2**15 - 1
+    first, second = (part[left] * (1 - way) + part[left + 1] * way for part in (values[:count], values[count:]))
+    return first * _sine(place) + second * _sine(place + 0.25)
+
+
+def _fades(time: Float[Array, "n"]) -> Float[Array, "n"]:
+    edge = np.clip(np.minimum(time, time[-1] - time) / FADE, 0, 1)
+    return edge * edge * (3 - 2 * edge)
+
+
+def _choose(options: Sequence[Any], draws: Iterator[float]) -> Any:
+    return options[int(next(draws) * len(options))]
+
+
+def _between(bounds: tuple[float, float], draws: Iterator[float]) -> float:
+    return bounds[0] + (bounds[1] - bounds[0]) * next(draws)
