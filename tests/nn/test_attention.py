@@ -5,11 +5,14 @@ from helicon.nn.attention import (
     MASKED,
     AttentionOptions,
     CrossAttention,
+    KVCache,
     Pattern,
     SelfAttention,
     additive,
     attend,
+    attend_in_window,
     causal_mask,
+    window_mask,
 )
 from helicon.nn.positions import Rotation
 
@@ -36,6 +39,39 @@ def test_attend_is_its_definition(kv_heads, queries_count):
     torch.testing.assert_close(biased, naive(queries, keys, values, allowed))
     per_head = torch.randn(1, 6, queries_count, 7)
     torch.testing.assert_close(attend(queries, keys, values, per_head), naive(queries, keys, values, bias=per_head))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize(("n", "window_size"), [(1, 1), (7, 1), (7, 3), (12, 4), (13, 4), (3, 5)])
+def test_attention_in_a_window_is_its_definition(n, window_size, kv_heads):
+    queries = torch.randn(2, 4, n, 8, requires_grad=True)
+    keys, values = torch.randn(2, kv_heads, n, 8), torch.randn(2, kv_heads, n, 8)
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    allowed = (distance >= 0) & (distance < window_size)
+    positions = torch.arange(n)[None]
+    assert (causal_mask(n, queries.device) & window_mask(positions, positions, window_size))[0, 0].equal(allowed)
+    out, expected = attend_in_window(queries, keys, values, window_size), naive(queries, keys, values, allowed)
+    torch.testing.assert_close(out, expected)
+    given = torch.randn_like(out)
+    actual_gradient, expected_gradient = (torch.autograd.grad(x, queries, given)[0] for x in (out, expected))
+    torch.testing.assert_close(actual_gradient, expected_gradient)
+
+
+def test_a_cache_gives_up_its_oldest_slots():
+    shape = dict(depth=2, batch=2, kv_heads=1, dim_head=3)
+    cache = KVCache(**shape, max_len=6, window_size=3, device=torch.device("cpu"), dtype=torch.float32)
+    written = torch.arange(5.0)
+    for buffer in (*cache.keys, *cache.values):
+        buffer[:, :, :5] = written[:, None]
+    mask = torch.tensor([[False, True, True, True, True], [True, True, False, True, True]])
+    cache.mark(cache.next_slots(5), mask, torch.tensor([[0, 0, 1, 2, 3], [0, 1, 1, 2, 3]]))
+    cache.advance(5)
+    cache.keep_last(3)
+    assert all(buffer[1, 0, :3, 0].tolist() == [2.0, 3.0, 4.0] for buffer in (*cache.keys, *cache.values))
+    assert cache.valid.tolist() == [[True, True, True, False, False, False], [False, True, True, False, False, False]]
+    assert cache.next_slots(2).tolist() == [3, 4]
+    seen = cache.mark(cache.next_slots(1), torch.ones(2, 1, dtype=torch.bool), torch.tensor([[4], [4]]))
+    assert seen[:, 0, 0].tolist() == [[False, True, True, True, False, False]] * 2  # position 1 is out of the window
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

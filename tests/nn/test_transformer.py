@@ -21,6 +21,8 @@ OPTIONS = {
     "cross": {"cross_attend": True, "dim_context": 7},
     "registers": {"registers": 3},
     "skips": {"skips": True},
+    "window": {"window_size": 3},
+    "window and grouped keys": {"window_size": 4, "kv_heads": 2, "qk_norm": True},
     "all": {
         "kv_heads": 2,
         "qk_norm": True,
@@ -125,7 +127,7 @@ def test_unequal_prompts_in_a_cache(options, side):
 @each_option
 @torch.no_grad()
 def test_padded_is_single(options, side, causal):
-    network, given = build(causal, **options), conditions(options, 3)
+    network, given = build(causal or "window_size" in options, **options), conditions(options, 3)
     x, mask = torch.randn(3, 6, DIM), torch.zeros(3, 6, dtype=torch.bool)
     for i, length in enumerate((6, 1, 4)):
         mask[i, 6 - length :] = side == "left"
@@ -152,6 +154,29 @@ def test_nothing_leaks_from_the_future(options):
     out, other = network(x, **given), network(changed, **given)
     assert torch.equal(out[:, :4], other[:, :4])
     assert ((out - other)[:, 4:].abs().amax(dim=-1) > 1e-4).all()
+
+
+@torch.no_grad()
+def test_a_window_ends_what_a_token_sees():
+    """Through `DEPTH` layers a token sees DEPTH * (window - 1) back, in one pass, with a bias and with a cache."""
+    network, x = build(window_size=3), torch.randn(2, 12, DIM)
+    changed = x.clone()
+    changed[:, 2] += 1
+    difference = (network(x) - network(changed)).abs().amax(dim=(0, 2))
+    assert (difference > 1e-5).tolist() == [2 <= i <= 2 + 2 * DEPTH for i in range(12)]
+    close(network(x, bias=torch.zeros(1, 1, 12, 12)), network(x))
+
+
+@torch.no_grad()
+def test_a_cache_of_a_window_goes_on_for_ever():
+    """Slots for a window and a chunk are enough for a sequence of any length."""
+    network, x = build(window_size=4), torch.randn(2, 23, DIM)
+    cache, parts, start, filled = network.new_cache(2, 7), [], 0, 0
+    for count in (2, 1, 4, 3, 1, 1, 4, 4, 3):
+        parts.append(network(x[:, start : start + count], cache=cache))
+        start, filled = start + count, min(filled + count, 3)
+        cache.keep_last(filled)
+    close(torch.cat(parts, dim=1), network(x))
 
 
 @torch.no_grad()
@@ -340,6 +365,9 @@ def construct_unchecked(cls: type, *args, **kwargs):
         ({"dim_cond": 4}, "dim_cond=4"),
         ({"norm": "layer"}, "layer"),
         ({"dim_context": 4}, "dim_context=4"),
+        ({"window_size": 4}, "window_size=4"),
+        ({"window_size": 0, "causal": True}, "window_size=0"),
+        ({"window_size": 4, "causal": True, "registers": 2}, "registers=2"),
     ],
 )
 def test_senseless_options_are_refused(options, said):
@@ -377,6 +405,8 @@ def test_senseless_inputs_are_refused():
         build()(x, cache=build().new_cache(2, 4))
     with pytest.raises(ValueError, match="context_len"):
         build(**OPTIONS["cross"]).new_cache(2, 4)
+    with pytest.raises(ValueError, match="positions are counted"):
+        build(window_size=2)(x, positions=torch.arange(5)[None])
     with pytest.raises(ValueError, match="bias is for"):
         build(registers=1)(x, bias=torch.zeros(1, 1, 5, 5))
 

@@ -1,4 +1,4 @@
-"""Attention over `scaled_dot_product_attention`: masks, grouped keys, a null key, the static KV cache.
+"""Attention over `scaled_dot_product_attention`: masks, grouped keys, sliding windows, a null key, the static KV cache.
 
 A mask (True = keep) becomes an additive bias once a forward pass. Masked keys get a large finite number, not minus
 infinity, so a query with nothing to attend to (padding, an empty context) gets a finite average instead of NaN.
@@ -31,6 +31,11 @@ def causal_mask(n: int, device: torch.device) -> Bool[Tensor, "n n"]:
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 
+def window_mask(queries: Int[Tensor, "b n"], keys: Int[Tensor, "b m"], window_size: int) -> Bool[Tensor, "b 1 n m"]:
+    """By position ids: keys less than `window_size` behind the query."""
+    return (queries[:, None, :, None] - keys[:, None, None, :]) < window_size
+
+
 def attend(
     queries: Float[Tensor, "b h n d"],
     keys: Float[Tensor, "b g m d"],
@@ -52,6 +57,32 @@ def attend(
     if heads != key_heads:
         keys, values = (repeat(x, "b g m d -> b (g r) m d", r=heads // key_heads) for x in (keys, values))
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=is_causal)
+
+
+def attend_in_window(
+    queries: Float[Tensor, "b h n d"],
+    keys: Float[Tensor, "b g n d"],
+    values: Float[Tensor, "b g n d"],
+    window_size: int,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h n d"]:
+    """Attention of each token to the last `window_size`, itself among them, with memory in proportion to n.
+
+    In k blocks of w = `window_size` queries, each of which attends to its own block and the one before.
+    """
+    batch, n, w = queries.shape[0], queries.shape[2], window_size
+    missing = -n % w
+    blocks = rearrange(F.pad(queries, (0, 0, 0, missing)), "b h (k w) d -> (b k) h w d", w=w)
+    near_keys, near_values = (
+        rearrange(F.pad(x, (0, 0, w, missing)).unfold(2, 2 * w, w), "b g k d m -> (b k) g m d") for x in (keys, values)
+    )
+    key = torch.arange(2 * w, device=queries.device)
+    age = key[w:, None] - key  # how far a key is behind a query of the second half
+    block = torch.arange(len(blocks) // batch, device=queries.device)[:, None, None]
+    allowed = (age >= 0) & (age < w) & ((block > 0) | (key >= w))  # before the first block there is nothing
+    bias = repeat(additive(allowed, queries.dtype), "k w m -> (b k) 1 w m", b=batch)
+    out = attend(blocks, near_keys, near_values, bias, dropout=dropout)
+    return rearrange(out, "(b k) h w d -> b h (k w) d", b=batch)[:, :, :n]
 
 
 def _attend_compiled(
@@ -91,7 +122,8 @@ class KVCache:
 
     Slots are filled in order; `valid` says which hold a real token, `positions` which position id each row's next token
     has. Keys and values of the context are computed in the first pass and kept. A pass attends to the first `window`
-    slots: a caller that knows how many are filled may lower it, which changes the cost and nothing else.
+    slots: a caller that knows how many are filled may lower it, which changes the cost and nothing else. With a
+    `window_size` a token attends to that many positions up to its own; older slots can be given up by `keep_last`.
     """
 
     def __init__(
@@ -103,6 +135,7 @@ class KVCache:
         dim_head: int,
         max_len: int,
         context_len: int | None = None,
+        window_size: int | None = None,
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -112,8 +145,10 @@ class KVCache:
             return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(depth)]
 
         self.batch, self.max_len, self.context_len, self.window = batch, max_len, context_len, max_len
+        self.window_size = window_size
         self.keys, self.values = buffers(max_len), buffers(max_len)
         self.valid = torch.zeros(batch, max_len, dtype=torch.bool, device=device)
+        self.slot_positions = torch.zeros(batch, max_len, dtype=torch.long, device=device)
         self.positions = torch.zeros(batch, dtype=torch.long, device=device)
         self.length = torch.zeros(1, dtype=torch.long, device=device)
         # One slot more than the context is long: the null key.
@@ -132,18 +167,34 @@ class KVCache:
     def next_slots(self, n: int) -> Int[Tensor, "n"]:
         return self.length + torch.arange(n, device=self.length.device)
 
-    def mark(self, slots: Int[Tensor, "n"], mask: Bool[Tensor, "b n"]) -> Bool[Tensor, "b 1 n m"]:
+    def mark(
+        self, slots: Int[Tensor, "n"], mask: Bool[Tensor, "b n"], positions: Int[Tensor, "#b n"]
+    ) -> Bool[Tensor, "b 1 n m"]:
         """Takes the slots for tokens of which `mask` are real, and returns which slots each of them may attend to."""
         self.valid.index_copy_(1, slots, mask)
         allowed = self.valid[:, None, None, : self.window]
-        if len(slots) == 1:
-            return allowed
-        return allowed & (torch.arange(self.window, device=slots.device) <= slots[:, None])
+        if len(slots) > 1:
+            allowed = allowed & (torch.arange(self.window, device=slots.device) <= slots[:, None])
+        if self.window_size is not None:
+            positions = positions.expand(self.batch, -1)
+            self.slot_positions.index_copy_(1, slots, positions)
+            allowed = allowed & window_mask(positions, self.slot_positions[:, : self.window], self.window_size)
+        return allowed
 
     def advance(self, n: int) -> None:
         """Says that the next n slots are filled."""
         self.length.add_(n)
         self.is_fresh = False
+
+    def keep_last(self, count: int) -> None:
+        """Moves the last `count` of the filled slots (there must be so many) to the front, and forgets the others."""
+        kept = self.length - count + torch.arange(count, device=self.length.device)
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, :count] = buffer.index_select(2, kept)
+        for buffer in (self.valid, self.slot_positions):
+            buffer[:, :count] = buffer.index_select(1, kept)
+        self.valid[:, count:] = False
+        self.length.fill_(count)
 
     def layer(self, index: int) -> "LayerCache":
         if self.context_keys is None or self.context_values is None:
@@ -185,6 +236,7 @@ class Pattern(NamedTuple):
     is_causal: bool  # only where there is no bias: the kernel's own causal path
     slots: Tensor | None = None  # [n], where a cache keeps these tokens
     attend_cached: bool = False  # False in the first pass, which has all its keys at hand
+    window_size: int | None = None  # only where there is no bias: attention in blocks
 
 
 class SelfAttention(nn.Module):
@@ -215,7 +267,10 @@ class SelfAttention(nn.Module):
                 window = pattern.bias.shape[-1]
                 keys, values = cache.keys[:, :, :window], cache.values[:, :, :window]
         dropout = self.options.dropout if self.training else 0.0
-        out = attend(queries, keys, values, pattern.bias, pattern.is_causal, dropout)
+        if pattern.window_size is not None:
+            out = attend_in_window(queries, keys, values, pattern.window_size, dropout)
+        else:
+            out = attend(queries, keys, values, pattern.bias, pattern.is_causal, dropout)
         return self.to_out(rearrange(out, "b h n d -> b n (h d)"))
 
 

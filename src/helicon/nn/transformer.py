@@ -26,6 +26,7 @@ from helicon.nn.attention import (
     SelfAttention,
     additive,
     causal_mask,
+    window_mask,
 )
 from helicon.nn.norms import Modulation, RMSNorm
 from helicon.nn.positions import Rotation, positions_from_mask
@@ -149,6 +150,7 @@ class Transformer(nn.Module):
         qk_norm         normalises queries and keys, with a learned scale per head
         cross_attend    attention to a context of `dim_context` features, with a learned null key
         registers       learned tokens in front of the sequence, dropped at the end (Darcet et al., 2023)
+        window_size     a token attends to the last `window_size` tokens only, itself among them; needs `causal`
         skips           the outputs of the first half of the layers are added to the inputs of the second half (U-Net)
         checkpoint_activations  recomputes each layer in the backward pass: less memory, a third more time
     """
@@ -174,13 +176,20 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         registers: int = 0,
+        window_size: int | None = None,
         skips: bool = False,
         checkpoint_activations: bool = False,
     ):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         _check(dim_head, positions, max_seq_len, norm, dim_cond, cross_attend, dim_context)
+        if window_size is not None and (window_size < 1 or not causal or registers):
+            raise ValueError(
+                f"window_size={window_size} must be at least 1 and belongs to causal=True, without registers (the window "
+                f"would leave them behind), not to {causal=} and {registers=}"
+            )
         self.dim, self.depth, self.causal, self.max_seq_len = dim, depth, causal, max_seq_len
+        self.window_size = window_size
         self.checkpoint_activations = checkpoint_activations
         self.attention_options = AttentionOptions(dim, heads, dim_head, kv_heads, qk_norm, attn_dropout)
         self.is_rotary, self.cross_attend = positions == "rotary", cross_attend
@@ -241,6 +250,7 @@ class Transformer(nn.Module):
             dim_head=self.attention_options.dim_head,
             max_len=max_len + self.num_registers,
             context_len=context_len,
+            window_size=self.window_size,
             device=weight.device,
             dtype=_compute_dtype(weight),
         )
@@ -284,6 +294,8 @@ class Transformer(nn.Module):
         starts = cache is None or cache.is_fresh
         if positions is None:
             positions = self._positions(x, mask, cache)
+        elif self.window_size is not None:
+            raise ValueError(f"positions are counted where there is a window_size ({self.window_size}): give none")
         if cache is not None:
             _advance_positions(cache, positions, mask)
         if self.positions is not None:
@@ -347,13 +359,18 @@ class Transformer(nn.Module):
         allowed = None if mask is None else mask[:, None, None, :]
         if cache is not None:
             slots = cache.next_slots(n)
-            cached = cache.mark(slots, x.new_ones(batch, n, dtype=torch.bool) if mask is None else mask)
+            cached = cache.mark(slots, x.new_ones(batch, n, dtype=torch.bool) if mask is None else mask, positions)
             attend_cached = n == 1 or not cache.is_fresh
             allowed = cached if attend_cached else allowed
+        window_size = self.window_size if self.window_size is not None and n > self.window_size else None
         is_causal = self.causal and allowed is None and bias is None
+        if is_causal and window_size is not None:
+            return Pattern(rotation, None, False, slots, window_size=window_size)
         if self.causal and not is_causal and not attend_cached:
-            causal = causal_mask(n, x.device)
-            allowed = causal[None, None] if allowed is None else allowed & causal
+            causal = causal_mask(n, x.device)[None, None]
+            if window_size is not None:
+                causal = causal & window_mask(positions, positions, window_size)
+            allowed = causal if allowed is None else allowed & causal
         total = None if bias is None else bias.to(dtype)
         if allowed is not None:
             total = additive(allowed, dtype) if total is None else total + additive(allowed, dtype)

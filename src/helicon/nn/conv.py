@@ -1,0 +1,134 @@
+"""Causal convolutions over time, whole signals at once or chunk by chunk.
+
+Signals are `[b, n, c]`, channels last: folding s samples into one frame of s * c channels is then a view. So a strided
+convolution is a plain one over frames, and a transposed one is a plain one that makes s samples for each frame.
+
+A causal convolution sees the past alone: the signal is extended on the left, by zeros ("constant") or by its own
+beginning mirrored ("reflect"). Zeros are what a stream has before its first chunk, so such a convolution gives the same
+in one piece and in chunks. Mirroring needs samples from after the start: it cannot be streamed.
+
+Letters: b batch, n samples, m samples after a change of rate, c and e channels, k taps.
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PadMode = Literal["constant", "reflect"]
+
+# What each module of a network remembers from chunk to chunk; empty before the first. A module puts in and takes out
+# its own entry, in whatever form it likes.
+StreamState = dict[nn.Module, Any]
+
+
+class CausalConv1d(nn.Module):
+    """A convolution whose output at t sees `x[t], x[t - dilation], ...`, `kernel_size` samples in all.
+
+    stride: one output for every `stride` samples, a frame. It sees its own frame to the end, and frames before it.
+        `kernel_size` must be a multiple of it, and the signal a whole number of frames long.
+    gain: the initial weights keep the variance of their input, times gain^2.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        pad_mode: PadMode = "constant",
+        gain: float = 1.0,
+    ):
+        super().__init__()
+        if pad_mode not in ("constant", "reflect"):
+            raise ValueError(f'pad_mode={pad_mode!r} is neither "constant" nor "reflect"')
+        if kernel_size % stride or (stride > 1 and dilation > 1):
+            raise ValueError(
+                f"{kernel_size=} must be a multiple of {stride=}, and a convolution has a stride or a dilation, not both"
+            )
+        taps = kernel_size // stride
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stride, self.dilation, self.pad_mode = stride, dilation, pad_mode
+        self.context = (taps - 1) * dilation * stride  # how many samples before its own frame an output sees
+        # Frames in the order of memory: [out, tap, sample of the frame and channel].
+        self.weight = nn.Parameter(torch.randn(out_channels, taps, stride * in_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+        with torch.no_grad():
+            self.weight.mul_(gain * (kernel_size * in_channels) ** -0.5)
+
+    def forward(self, x: Float[Tensor, "b n c"], state: StreamState | None = None) -> Float[Tensor, "b m e"]:
+        """With a state: `x` follows what the state remembers."""
+        extended = self._extended(x) if state is None else self._continued(x, state)
+        frames = extended.unflatten(1, (-1, self.stride)).flatten(2)
+        return convolve(frames, self.weight, self._bias(), self.dilation)
+
+    def _extended(self, x: Tensor) -> Tensor:
+        """x, with `context` samples put before it."""
+        missing = self.context
+        if self.pad_mode == "reflect":  # as far as there is something to mirror, and zeros before it
+            mirrored = x[:, 1 : self.context + 1].flip(1)
+            x, missing = torch.cat((mirrored, x), dim=1), self.context - mirrored.shape[1]
+        return F.pad(x, (0, 0, missing, 0))
+
+    def _continued(self, x: Tensor, state: StreamState) -> Tensor:
+        """x after the `context` samples before it, which are silence at the start; and the state for the next chunk."""
+        past = state[self] if self in state else x.new_zeros(len(x), self.context, x.shape[2])
+        extended = torch.cat((past, x), dim=1)
+        state[self] = extended[:, extended.shape[1] - self.context :].clone()  # a view would keep the whole chunk
+        return extended
+
+    def _bias(self) -> Tensor:
+        return self.bias
+
+
+class CausalUpsample1d(CausalConv1d):
+    """A transposed convolution of kernel 2 * stride, cut on the right: every frame becomes `stride` samples.
+
+    Sample r of frame t is `weight_r x[t] + weight_(stride + r) x[t - 1]`. So this is a convolution of two taps that
+    makes all the samples of a frame at once.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, *, pad_mode: PadMode = "constant", gain: float = 1.0
+    ):
+        super().__init__(in_channels, stride * out_channels, 2, pad_mode=pad_mode, gain=gain)
+        self.factor = stride
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x: Float[Tensor, "b n c"], state: StreamState | None = None) -> Float[Tensor, "b m e"]:
+        return super().forward(x, state).unflatten(2, (self.factor, -1)).flatten(1, 2)
+
+    def _bias(self) -> Tensor:
+        return self.bias.repeat(self.factor)
+
+
+def convolve(
+    x: Float[Tensor, "b n c"], weight: Float[Tensor, "e k c"], bias: Float[Tensor, " e"], dilation: int = 1
+) -> Float[Tensor, "b m e"]:
+    """Outputs for every position that has all its taps.
+
+    As a 2-d convolution of height one: tensors of four dimensions keep their channels last on every backend. On a GPU a
+    number of channels that is no multiple of eight (audio has one or two) is filled up, or no matrix unit takes it.
+    """
+    channels = len(weight)
+    if x.is_cuda:
+        x, weight, bias = in_eights(x, weight, bias)
+    image, kernel = x.transpose(1, 2).unsqueeze(2), weight.transpose(1, 2).unsqueeze(2)
+    out = F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
+    return out[..., :channels]
+
+
+def in_eights(
+    x: Float[Tensor, "b n c"], weight: Float[Tensor, "e k c"], bias: Float[Tensor, " e"]
+) -> tuple[Float[Tensor, "b n c8"], Float[Tensor, "e8 k c8"], Float[Tensor, " e8"]]:
+    """The same convolution with zero channels added, in and out, up to multiples of eight."""
+    missing_out, missing_in = -weight.shape[0] % 8, -weight.shape[2] % 8
+    if missing_in:
+        x = F.pad(x, (0, missing_in))
+    if missing_in or missing_out:
+        weight, bias = F.pad(weight, (0, missing_in, 0, 0, 0, missing_out)), F.pad(bias, (0, missing_out))
+    return x, weight, bias
