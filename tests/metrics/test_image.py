@@ -91,6 +91,22 @@ def test_frechet_distance_with_fewer_samples_than_features():
         frechet_distance(a[:1], a)
 
 
+def test_frechet_distance_of_one_kind_shrinks_with_more_samples():
+    generator = torch.Generator().manual_seed(0)
+    pairs = [torch.randn(2, count, 30, generator=generator) for count in (10, 100, 1000)]
+    few, more, many = (frechet_distance(*pair).item() for pair in pairs)
+    assert few > 3 * more > 9 * many > 0
+    other = torch.randn(1000, 30, generator=generator) * 1.5
+    assert frechet_distance(pairs[-1][0], other).item() > 5 * many
+
+
+def test_frechet_distance_is_that_of_the_gaussians_the_features_have():
+    """Of N(0, 1) and N(3, 4): 3^2 + (1 - 2)^2."""
+    base = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)).double()
+    base = (base - base.mean()) / base.std()
+    assert frechet_distance(base, 2 * base + 3).item() == pytest.approx(10.0, rel=1e-9)
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
 def test_a_grid_has_a_row_for_each_batch_and_clamps_its_values(channels: int, mode: str):
     low, high = torch.full((3, channels, 4, 5), -0.02), torch.full((3, channels, 4, 5), 1.02)

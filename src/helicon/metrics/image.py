@@ -75,8 +75,9 @@ def frechet_distance(features_a: Float[Tensor, "n d"], features_b: Float[Tensor,
 
         ||mu_a - mu_b||^2 + tr(A) + tr(B) - 2 tr((A^1/2 B A^1/2)^1/2)
 
-    The root is taken of a symmetric matrix by its eigenvalues, which stays right where covariances are singular (fewer
-    samples than features). In float64.
+    In float64. The root is taken of a symmetric matrix by its eigenvalues, which stays right where covariances are singular
+    (fewer samples than features). But the fewer samples, the larger the distance, even between sets of one kind: compare only
+    distances of equally many samples, and beside them the distance between two real sets of that size.
     """
     if min(len(features_a), len(features_b)) < 2:
         raise ValueError(f"a covariance needs two samples or more, got {len(features_a)} and {len(features_b)}")

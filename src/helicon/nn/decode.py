@@ -8,21 +8,18 @@ Letters: b rows of the result, r rows of the transformer (2 b under guidance: wi
 prompt tokens, d features, v vocabulary, t new tokens, m context tokens, e context features, c size of the condition.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
+from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
 from helicon.nn.sampling import Sampling
 from helicon.nn.transformer import Transformer, run_layer
 
-# All but cuDNN's: with it, two runs of one decode differed (32 rows, more than 128 keys, torch 2.11 on an H200).
-REPRODUCIBLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SMALLEST_WINDOW = 128  # slots; windows double from here
 
 
@@ -91,7 +88,7 @@ class Decoder:
         self.model, self.eos_id, self.pad_id = model, eos_id, pad_id
         self.dtype, self.capture, self.compile = dtype, capture, compile
         self._session: _Session | None = None
-        self._weights: _Weights | None = None
+        self._weights: Weights | None = None
 
     @torch.no_grad()
     def __call__(
@@ -112,7 +109,7 @@ class Decoder:
                 f"guidance needs prompt rows with the condition, then as many without; {len(prompt.embeddings)} is odd"
             )
         weights = self._current_weights()
-        with weights.in_place(), _evaluating(self.model), sdpa_kernel(REPRODUCIBLE):
+        with weights.in_place(), evaluating(self.model), sdpa_kernel(REPRODUCIBLE):
             session = self._prepare(prompt, max_new_tokens, sampling, weights.dtype)
             generator = torch.Generator(weights.device).manual_seed(seed)
             session.prefill(prompt, generator)
@@ -129,9 +126,9 @@ class Decoder:
                     session.step(generator)
             return session.result(max_new_tokens)
 
-    def _current_weights(self) -> "_Weights":
+    def _current_weights(self) -> Weights:
         if self._weights is None or not self._weights.are_of(self.model):
-            self._weights, self._session = _Weights(self.model, self.dtype), None
+            self._weights, self._session = Weights(self.model, self.dtype), None
         return self._weights
 
     def _prepare(self, prompt: Prompt, max_new_tokens: int, sampling: Sampling, dtype: torch.dtype) -> "_Session":
@@ -188,10 +185,7 @@ class _Session:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if not self.compiles:
-            return function
-        # The compiler would warn where it cannot use its online softmax.
-        return torch.compile(_own_copy(function), fullgraph=True, options={"online_softmax": False})
+        return compiled(function) if self.compiles else function
 
     def use(self, sampling: Sampling) -> None:
         """Graphs hold the numbers of the sampling they were captured with."""
@@ -252,16 +246,7 @@ class _Session:
             self.reset()
             self.index.fill_(1)  # a step is never the first token
             self.cache.is_fresh, self.cache.window = False, window
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # lets the libraries allocate their workspaces before the capture
-                self._step()
-                self._step()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
-                self._step()
-            self.graphs[window] = graph
+            self.graphs[window] = captured(self._step, self.pool)
 
     def is_finished(self) -> bool:
         return bool(self.finished.all())
@@ -289,64 +274,6 @@ class _Session:
         self.tokens.index_copy_(1, self.index[None], token.masked_fill(self.finished, self.pad_id)[:, None])
         self.lengths += ~self.finished
         self.index += 1
-
-
-class _Weights:
-    """The weights of a model in the type decoding runs in, at addresses that never change (graphs hold addresses)."""
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None):
-        self.parameters = list(model.parameters())
-        own = self.parameters[0]
-        self.device, self.own_dtype = own.device, own.dtype
-        self.dtype = dtype or (torch.bfloat16 if own.is_cuda else own.dtype)
-        self.copies: list[Tensor] = []
-        if own.is_cuda or self.dtype != own.dtype:
-            self.copies = [torch.empty_like(parameter, dtype=self.dtype) for parameter in self.parameters]
-
-    def are_of(self, model: nn.Module) -> bool:
-        """Whether these are still the model's weights, where and as they were."""
-        now = list(model.parameters())
-        same = len(now) == len(self.parameters) and all(a is b for a, b in zip(now, self.parameters, strict=True))
-        return same and (now[0].device, now[0].dtype) == (self.device, self.own_dtype)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model's weights of this moment, in this type, for as long as the context lasts."""
-        if not self.copies:
-            yield
-            return
-        torch._foreach_copy_(self.copies, [parameter.detach() for parameter in self.parameters])
-        originals = [parameter.data for parameter in self.parameters]
-        try:
-            for parameter, copy in zip(self.parameters, self.copies, strict=True):
-                parameter.data = copy
-            yield
-        finally:
-            for parameter, original in zip(self.parameters, originals, strict=True):
-                parameter.data = original
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def _own_copy(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function with a code object of its own.
-
-    The compiler counts recompilations and notes which sizes vary by code object: what other sessions did would make the
-    code of this one general and slow, and in the end refuse to compile it.
-    """
-    assert isinstance(function, FunctionType)
-    code, defaults, closure = function.__code__.replace(), function.__defaults__, function.__closure__
-    return FunctionType(code, function.__globals__, function.__name__, defaults, closure)
 
 
 def _window(length: int) -> int:

@@ -1,17 +1,23 @@
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from helicon.models.muse.generate import Decoding, halton_order
+from helicon.models.muse import generate
+from helicon.models.muse.generate import Decoding, Filler, Rules, halton_order
 from helicon.models.muse.maskgit import MaskGit, cosine_schedule
 from helicon.models.muse.transformer import MaskGitTransformer, TokenCritic
 from helicon.models.muse.vqgan import VQGanVAE
-from helicon.nn.sampling import keep_top_k
+from helicon.nn.sampling import guide, keep_top_k, num_kept, sample_gumbel
 
 BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
 SIZES: dict[str, Any] = {"num_tokens": 64, "dim": 20, "seq_len": 16, "depth": 2, "heads": 2, "dim_head": 6}
@@ -182,25 +188,30 @@ def test_the_reference_s_sampler_is_the_reference_s():
     assert torch.equal(ids.flatten(1), expected)
 
 
+def drawn_at(decoding: Decoding, logits: torch.Tensor, step: int) -> torch.Tensor:
+    rules = Rules.of(decoding, has_critic=False, judges_visible=False)
+    return rules.draw(logits, decoding.numbers()[step, 0], None if rules.is_greedy else torch.rand(logits.shape))
+
+
 def test_what_fades_fades():
     reference, confidence = Decoding("reference", 4), Decoding("confidence", 4)
     logits = torch.tensor([2.0, 1.0, 0.0, -5.0]).expand(2000, 1, 4)
     torch.manual_seed(0)
-    first = [(d.draw(logits, 0, None) == 0).float().mean().item() for d in (reference, confidence)]
-    last = [(d.draw(logits, 3, None) == 0).float().mean().item() for d in (reference, confidence)]
+    first = [(drawn_at(d, logits, 0) == 0).float().mean().item() for d in (reference, confidence)]
+    last = [(drawn_at(d, logits, 3) == 0).float().mean().item() for d in (reference, confidence)]
     assert first == [1.0, 1.0]  # the upper tenth of four tokens is one
     wide = Decoding("confidence", 4, topk_filter_thres=0.0), Decoding("reference", 4, topk_filter_thres=0.0)
     plain = torch.tensor([2.0, 1.0, 0.0, -5.0])
     for decoding, step, temperature in ((wide[0], 0, 1.0), (wide[0], 3, 1.0), (wide[1], 0, 0.75), (wide[1], 2, 0.25)):
-        drawn = (decoding.draw(logits, step, None) == 0).float().mean().item()
+        drawn = (drawn_at(decoding, logits, step) == 0).float().mean().item()
         assert drawn == pytest.approx((plain / temperature).softmax(0)[0].item(), abs=0.04)
-    assert last[0] == 1.0 and (wide[1].draw(logits, 3, None) == 0).all()
-    assert (Decoding(temperature=0.0, topk_filter_thres=0.0).draw(logits, 0, None) == 0).all()
+    assert last[0] == 1.0 and (drawn_at(wide[1], logits, 3) == 0).all()
+    assert (drawn_at(Decoding(temperature=0.0, topk_filter_thres=0.0), logits, 0) == 0).all()
 
 
 def test_only_the_likeliest_tokens_are_drawn():
     logits = torch.randn(1, 500, 20)
-    drawn = Decoding(topk_filter_thres=0.9, temperature=50.0).draw(logits, 0, None)
+    drawn = drawn_at(Decoding(topk_filter_thres=0.9, temperature=50.0), logits, 0)
     assert keep_top_k(logits, 2).gather(-1, drawn[..., None]).isfinite().all()
 
 
@@ -215,6 +226,172 @@ def test_only_the_likeliest_tokens_are_drawn():
 def test_senseless_options_are_refused(options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
         Decoding(**options)
+
+
+# ---------------------------------------------------------------------------------------------- one step for all steps
+
+
+@torch.no_grad()
+def plain_loop(
+    maskgit: MaskGit, texts: list[str], decoding: Decoding, unknown: torch.Tensor, use_critic: bool, seed: int
+) -> torch.Tensor:
+    """Step after step with the host's own numbers, nothing kept in place and noise drawn where it is used."""
+    transformer, critic, generator = maskgit.transformer, maskgit.token_critic, torch.Generator().manual_seed(seed)
+    draw = lambda like: torch.rand(like.shape, generator=generator)
+    context = transformer.read_context(transformer.guided_context(len(texts), **transformer.read_texts(texts)))
+    ids, is_masked, embed = torch.zeros_like(unknown, dtype=torch.long), unknown, None
+    scores = torch.tensor(halton_order(4, 4), dtype=torch.float32).expand(unknown.shape)
+    confidence = torch.zeros(unknown.shape)
+    for step, fraction in enumerate(decoding.masked_fractions(cosine_schedule)):
+        if step:
+            order = scores.masked_fill(~unknown, -torch.inf).argsort(dim=1, descending=True).argsort(dim=1)
+            is_masked = (order < (fraction * unknown.sum(dim=1, keepdim=True)).floor().clamp(min=1)) & unknown
+        x = torch.where(is_masked, 64, ids)
+        outputs, embed = transformer(torch.cat((x, x)), True, context=context, self_cond_embed=embed)
+        logits = guide(*outputs.chunk(2), decoding.scale(step))
+        temperature, drawn = decoding.token_temperature(step), logits.argmax(dim=-1)
+        if temperature:
+            kept = keep_top_k(logits, num_kept(decoding.topk_filter_thres, 64))
+            drawn = sample_gumbel(kept / temperature, draw(kept))
+        ids = torch.where(is_masked, drawn, ids)
+        if decoding.sampler == "halton":
+            continue
+        if use_critic:
+            judged = guide(*critic(torch.cat((ids, ids)), context=context).chunk(2), decoding.scale(step))[..., 0]
+            scores = judged + (draw(judged) - 0.5) * decoding.critic_noise_scale * decoding.left(step)
+            continue
+        likely = logits.log_softmax(dim=-1).gather(-1, ids[..., None])[..., 0]
+        confidence = torch.where(is_masked, likely, confidence)
+        noisy = confidence
+        if decoding.sampler == "confidence":
+            inside = draw(confidence).clamp(min=torch.finfo(torch.float32).tiny, max=1 - 1e-7)
+            noisy = confidence - decoding.choice_temperature * decoding.left(step) * (-inside.log()).log()
+        scores = -noisy
+        if not decoding.can_remask_prev_masked:
+            scores = scores.masked_fill(~is_masked, -torch.inf)
+    return ids
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warm": {"temperature": 1.7, "topk_filter_thres": 0.6, "choice_temperature": 11.3},
+    "likeliest": {"temperature": 0.0},
+    "growing guidance": {"cond_scale": 4.7, "cond_scale_schedule": "linear"},
+    "masked again": {"can_remask_prev_masked": True, "choice_temperature": 30.0},
+    "noisy critic": {"critic_noise_scale": 3.3},
+}
+
+
+@each_sampler
+@pytest.mark.parametrize("use_critic", [True, False])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_step_with_numbers_on_the_device_is_the_plain_one(sampler: str, use_critic: bool, options: dict[str, Any]):
+    """Token by token, for every sampler; also where only a region is to be found."""
+    maskgit = build({"t5_name": BYTES, "self_cond": True}, self_token_critic=True).eval()
+    decoding = Decoding(sampler=sampler, timesteps=7, **options)
+    unknown = torch.rand(2, 16, generator=torch.Generator().manual_seed(3)) < 0.8
+    for seed, region in ((0, torch.ones_like(unknown)), (1, unknown)):
+        expected = plain_loop(maskgit, TEXTS, decoding, region, use_critic, seed)
+        made = maskgit.generate(
+            TEXTS,
+            images=torch.zeros(2, 4, 4, dtype=torch.long),
+            repaint=region.view(2, 4, 4),
+            **{field.name: getattr(decoding, field.name) for field in fields(decoding)},
+            force_not_use_token_critic=not use_critic,
+            seed=seed,
+            return_ids=True,
+        )
+        assert torch.equal(made.flatten(1), expected)
+
+
+def test_the_weights_run_in_another_type_and_are_put_back():
+    maskgit, seen = build(), []
+    maskgit.transformer.register_forward_hook(lambda module, inputs, output: seen.append(output[0].dtype))
+    before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
+    maskgit.filler = Filler(dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.float16):
+        first = maskgit.generate(TEXTS, timesteps=3, seed=0, return_ids=True)
+    assert set(seen) == {torch.bfloat16}
+    for name, tensor in maskgit.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
+    with torch.no_grad():
+        maskgit.transformer.to_logits.weight.mul_(-1)  # the weights of the day are used
+    assert not torch.equal(maskgit.generate(TEXTS, timesteps=3, seed=0, return_ids=True), first)
+
+
+def test_there_is_no_graph_without_a_gpu():
+    maskgit = build()
+    maskgit.filler = Filler(capture=True)
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        maskgit.generate(TEXTS, return_ids=True)
+
+
+def test_a_copied_model_makes_the_same_pictures():
+    maskgit = build()
+    expected = maskgit.generate(TEXTS, timesteps=3, seed=0, return_ids=True)
+    copied = deepcopy(maskgit)
+    assert copied.filler is not maskgit.filler
+    assert torch.equal(copied.generate(TEXTS, timesteps=3, seed=0, return_ids=True), expected)
+
+
+@pytest.mark.slow
+def test_compiled_it_learns_and_makes_the_same():
+    """In a process of its own: the compiler cannot see through the type checks of this one."""
+    script = Path(__file__).with_name("compile_maskgit.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["learns", "makes"]
+
+
+@pytest.fixture
+def on_gpu() -> MaskGit:
+    return build({"t5_name": BYTES, "self_cond": True}, self_token_critic=True).cuda()
+
+
+@pytest.mark.gpu
+@each_sampler
+@pytest.mark.parametrize("use_critic", [True, False])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_captured_steps_are_eager_steps(on_gpu: MaskGit, sampler: str, use_critic: bool, options: dict[str, Any]):
+    make = lambda filler, seed, texts: _made_with(
+        on_gpu, filler, seed, texts, sampler=sampler, force_not_use_token_critic=not use_critic, **options
+    )
+    captured, eager = Filler(compile=False), Filler(capture=False)
+    for seed, texts in enumerate((TEXTS, ["another", "and one of quite another length"], TEXTS)):
+        assert torch.equal(make(captured, seed, texts), make(eager, seed, texts))
+        with torch.no_grad():
+            on_gpu.transformer.to_logits.weight.mul_(1.1)  # a captured graph reads the weights of the day
+    assert len(captured._sessions) == 2  # two lengths of text
+
+
+@pytest.mark.gpu
+def test_captured_steps_serve_other_numbers_of_steps(on_gpu: MaskGit):
+    captured, eager = Filler(compile=False), Filler(capture=False)
+    for options in ({"timesteps": 3}, {"timesteps": 9, "cond_scale": 5.0, "temperature": 0.7}):
+        assert torch.equal(*(_made_with(on_gpu, filler, 0, TEXTS, **options) for filler in (captured, eager)))
+    assert len(captured._sessions) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+def test_the_loop_never_waits_for_the_device(on_gpu: MaskGit, capture: bool, monkeypatch: pytest.MonkeyPatch):
+    run = generate._Session.run
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return run(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(generate._Session, "run", watched)
+    for sampler in SAMPLERS:
+        _made_with(on_gpu, Filler(capture=capture, compile=False), 0, TEXTS, sampler=sampler)
+
+
+def _made_with(maskgit: MaskGit, filler: Filler, seed: int, texts: list[str], **options: Any) -> torch.Tensor:
+    maskgit.filler = filler
+    return maskgit.generate(texts, seed=seed, return_ids=True, **{"timesteps": 6, **options})
 
 
 # ---------------------------------------------------------------------------------------------- guidance and conditions
@@ -276,10 +453,13 @@ def test_self_conditioning_passes_embeddings_on():
     maskgit = build({"condition_on_text": False, "self_cond": True})
     given: list[Any] = []
     maskgit.transformer.register_forward_pre_hook(
-        lambda module, inputs, kwargs: given.append(kwargs["self_cond_embed"]), with_kwargs=True
+        lambda module, inputs, kwargs: given.append(kwargs["self_cond_embed"].clone()), with_kwargs=True
     )
+    made: list[Any] = []
+    maskgit.transformer.layers.register_forward_hook(lambda module, inputs, output: made.append(output))
     maskgit.generate(batch_size=2, timesteps=3, return_ids=True)
-    assert given[0] is None and all(embed.shape == (2, 16, 20) and embed.any() for embed in given[1:])
+    assert not given[0].any() and given[0].shape == (2, 16, 20)
+    assert all(map(torch.equal, given[1:], made[:-1]))
 
 
 def test_the_critic_decides_where_there_is_one():

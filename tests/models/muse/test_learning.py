@@ -1,33 +1,129 @@
-"""The image tokenizer really learns: the demo's model, its adversary included, to a stated quality on pictures never seen."""
+"""The image family really learns, on pictures and pairs of words it has never seen, to stated numbers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 import helicon
-from helicon import registry
+from helicon import MaskGit, MaskGitTrainer, MaskGitTransformer, VQGanVAE, VQGanVAETrainer, registry
 from helicon.config import load_recipe
-from helicon.data.synthetic import SyntheticShapes
+from helicon.data.synthetic import SyntheticShapes, recognise
 from helicon.metrics.image import codebook_use, psnr
 
-CHOSEN = ["num_train_steps=300", "discr_start_step=220", "save_results_every=300", "save_model_every=300"]
+HUGE = {"sizes": ["huge"], "places": ["in the centre"], "shaded": False}
+
+
+def train(recipe: str, folder: str, *overrides: str) -> None:
+    chosen = load_recipe(recipe, list(overrides), sections=lambda name: registry.entries[name].recipe_sections())
+    registry.build_trainer(chosen, results_folder=Path(folder)).train()
+
+
+def reconstructed(vae: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return vae.decode_from_ids(vae.encode(images)[1]).clamp(0, 1)
 
 
 @pytest.mark.slow
 def test_the_tokenizer_learns_shapes_to_27_db_with_most_of_its_codes_in_use() -> None:
     """Measured: 28.8 dB and 99.8 % of the codes; each picture's mean colour alone gets 20.4 dB."""
-    recipe = load_recipe("muse/vqgan-demo", CHOSEN, sections=lambda name: registry.entries[name].recipe_sections())
-    trainer = registry.build_trainer(recipe, results_folder=Path("run"))
-    trainer.train()
+    steps = ["num_train_steps=300", "discr_start_step=220", "save_results_every=300", "save_model_every=300"]
+    train("muse/vqgan-shapes", "run", *steps)
     unseen = SyntheticShapes(128, image_size=64, seed=12345)
     images = torch.stack([unseen[index]["images"] for index in range(len(unseen))])
     vae = helicon.load("run")
-    with torch.no_grad():
-        _, ids, _ = vae.encode(images)
-        made = vae.decode_from_ids(ids).clamp(0, 1)
+    made = reconstructed(vae, images)
     plain = images.mean((2, 3), keepdim=True).expand_as(images)
+    with torch.no_grad():
+        ids = vae.encode(images)[1]
     assert ids.shape == (128, 16, 16)
     assert float(psnr(made, images).mean()) >= 27
     assert float(psnr(made, images).mean()) >= float(psnr(plain, images).mean()) + 6
     assert float(codebook_use(ids, vae.codebook_size)) >= 0.8
+
+
+def share_right(maskgit: MaskGit, asked: SyntheticShapes, texts: Sequence[str] | None) -> float:
+    """Of the pictures made, how many show both the shape and the colour asked for."""
+    made = maskgit.generate(texts, batch_size=len(asked), cond_scale=2.0, timesteps=12, seed=1)
+    wanted = [asked.attributes(index) for index in range(len(asked))]
+    seen = [recognise(picture) for picture in made]
+    right = [(one.shape, one.colour) == (it.shape, it.colour) for one, it in zip(seen, wanted, strict=True)]
+    return sum(right) / len(right)
+
+
+@pytest.mark.slow
+def test_maskgit_draws_the_shape_and_the_colour_its_caption_names_also_pairs_it_has_never_seen() -> None:
+    """Chance is one in 48. Measured over 100 pictures each: 97 % for pairs it has seen, 99 % for those it has not, 2 % without caption."""
+    train("muse/vqgan-demo", "tokenizer", "save_results_every=500", "save_model_every=500")
+    train("muse/maskgit-demo", "run", "vae=tokenizer", "save_results_every=1800", "save_model_every=1800")
+    recipe = load_recipe("muse/maskgit-demo", [], sections=lambda name: registry.entries[name].recipe_sections())
+    held_out = [(shape, colour) for shape, colour in recipe.data["shapes"]["held_out"]]
+    maskgit = helicon.load("run")
+    assert isinstance(maskgit, MaskGit)
+    for choice in ({"held_out": held_out}, {"only": held_out}):
+        asked = SyntheticShapes(100, image_size=32, seed=99, **choice, **HUGE)
+        captions = [asked.attributes(index).caption for index in range(100)]
+        assert share_right(maskgit, asked, captions) >= 0.9, choice
+        assert share_right(maskgit, asked, None) <= 0.2, choice
+
+
+class Small(Dataset[dict[str, torch.Tensor]]):
+    """The pictures of another dataset, made small."""
+
+    def __init__(self, pictures: SyntheticShapes, size: int):
+        self.pictures, self.size = pictures, size
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"images": scaled(self.pictures[index]["images"][None], self.size)[0]}
+
+
+def scaled(images: torch.Tensor, size: int) -> torch.Tensor:
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+
+
+@pytest.mark.slow
+def test_super_resolution_beats_bicubic_upsampling_on_pictures_never_seen() -> None:
+    """From 4 to 32 pixels, with the caption. Measured: 21.7 dB, bicubic 18.6 dB; given the small pictures of others, 17 dB."""
+    options = {"optimizer": "muon", "warmup_steps": 30, "scheduler": "cosine", "ema_beta": 0.98, "valid_frac": 0.01}
+    options |= {"max_grad_norm": 1.0, "tensorboard": False, "log_every": 100}
+    pictures = SyntheticShapes(20_000, image_size=32, **HUGE)
+    train("muse/vqgan-demo", "high", "save_results_every=500", "save_model_every=500")
+    keywords = load_recipe("muse/vqgan-demo", [], sections=lambda name: registry.entries[name].recipe_sections()).model
+    low = VQGanVAE(**{**keywords, "layers": 1, "codebook_size": 512})
+    chosen = {"num_train_steps": 600, "batch_size": 32, "lr": 2e-3, "results_folder": "low"}
+    VQGanVAETrainer(low, dataset=Small(pictures, 4), image_size=4, **chosen, **options).train()
+
+    transformer = MaskGitTransformer(
+        num_tokens=256,
+        seq_len=64,
+        dim=128,
+        depth=4,
+        heads=4,
+        dim_head=32,
+        cond_num_tokens=512,
+        t5_name={"name": "bytes", "dim": 64, "depth": 2, "heads": 2, "dim_head": 32, "max_length": 96},
+    )
+    stages = {"vae": helicon.load("high"), "cond_vae": helicon.load("low"), "cond_image_size": 4}
+    maskgit = MaskGit(image_size=32, transformer=transformer, cond_drop_prob=0.1, **stages)
+    chosen = {"num_train_steps": 1000, "batch_size": 8, "lr": 4e-3, "save_results_every": 1000, "results_folder": "run"}
+    MaskGitTrainer(maskgit, dataset=pictures, **chosen, **options).train()
+
+    maskgit = helicon.load("run")
+    unseen = SyntheticShapes(100, image_size=32, seed=4321, **HUGE)
+    images = torch.stack([unseen[index]["images"] for index in range(100)])
+    captions = [unseen.attributes(index).caption for index in range(100)]
+    small = scaled(images, 4)
+
+    def quality(low_resolution: torch.Tensor) -> float:
+        how = {"cond_scale": 1.0, "timesteps": 1, "temperature": 0.0, "seed": 0}
+        return float(psnr(maskgit.generate(captions, cond_images=low_resolution, **how), images).mean())
+
+    bicubic = F.interpolate(small, (32, 32), mode="bicubic").clamp(0, 1)
+    assert quality(small) >= float(psnr(bicubic, images).mean()) + 1.5
+    assert quality(small.roll(1, dims=0)) <= quality(small) - 2, "the small picture does not matter"

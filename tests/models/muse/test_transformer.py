@@ -202,6 +202,14 @@ def test_texts_are_read_where_the_network_is(t5_folder: Path):
     assert {value.device.type for value in elsewhere.read_texts(TEXTS).values()} == {"meta"}
 
 
+def test_texts_that_were_read_before_come_out_where_the_network_is_now(t5_folder: Path):
+    """D-X7: what is remembered is in main memory, and follows the network to any device."""
+    frozen = build(t5_name=str(t5_folder))
+    frozen.read_texts(["a red circle", "a"])
+    frozen.to("meta")
+    assert {value.device.type for value in frozen.read_texts(["a", "a red circle"]).values()} == {"meta"}
+
+
 def test_a_pretrained_encoder_is_neither_trained_nor_saved(t5_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(t5_folder.parent)
     network = build(t5_name=t5_folder.name)

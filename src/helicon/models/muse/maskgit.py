@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from helicon.models.muse.generate import Decoding, Reader, Sampler, evaluating, fill_masked
+from helicon.models.muse.generate import Canvas, Decoding, Filler, Reader, Sampler
 from helicon.models.muse.transformer import Context, SelfCritic, Transformer, critic_loss
 from helicon.models.muse.vqgan import VQGanVAE
 from helicon.nn.network import Network, named
@@ -99,6 +99,7 @@ class MaskGit(Network):
         self.no_mask_token_prob, self.critic_loss_weight = no_mask_token_prob, critic_loss_weight
         self.noise_schedule = noise_schedule
         self.mean_masked = _mean_masked(noise_schedule)
+        self.filler = Filler()
         self.transformer = transformer
         self.token_critic = SelfCritic(transformer) if self_token_critic else token_critic
         # Not submodules: their weights and their mode are not this network's to change (see _apply).
@@ -344,6 +345,9 @@ class MaskGit(Network):
     ) -> Float[Tensor, "b c h w"] | Int[Tensor, "b code_h code_w"]:
         """Pictures with values in [0, 1], or with `return_ids` their tokens.
 
+        On a GPU the network runs in bf16, and a step is compiled and captured when pictures of a new number or size are made:
+        the first ones take long, the others are fast. `self.filler` (`helicon.models.muse.generate.Filler`) says otherwise.
+
         Args:
             texts: one for each picture; one alone is used for all of `batch_size`. None: whatever the model likes.
             negative_texts: what the pictures shall not be; guidance leads away from it.
@@ -371,9 +375,9 @@ class MaskGit(Network):
         rows = _rows(batch_size, texts, negative_texts, text_embeds, classes, cond_images, cond_token_ids, images)
         low = self._low_resolution_ids(None, cond_images, cond_token_ids)
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        with evaluating(self):
-            condition = self._condition(rows, texts, text_embeds, classes)
-            negative = None if negative_texts is None else self._condition(rows, negative_texts, None, None)
+        with self.filler.running(self) as dtype:
+            condition = self._condition(rows, texts, text_embeds, classes, dtype)
+            negative = None if negative_texts is None else self._condition(rows, negative_texts, None, None, dtype)
             is_guided = self.transformer.is_conditional and cond_scale != 1 and bool(condition or negative)
             condition["conditioning_token_ids"] = None if low is None else low.expand(rows, *low.shape[1:])
             critic = None if force_not_use_token_critic or sampler == "halton" else self.token_critic
@@ -381,22 +385,21 @@ class MaskGit(Network):
             judge = None if critic is None else Reader.of(critic, rows, is_guided, negative, **condition)
             ids, unknown = self._canvas(rows, fmap_size or self.fmap_size, images, repaint)
             grid = (ids.shape[1], ids.shape[2])
-            filled = fill_masked(
-                predictor,
-                judge,
-                ids.flatten(1),
-                unknown.flatten(1),
-                grid,
-                decoding,
-                self.noise_schedule,
-                generator,
-                self.no_mask_token_prob > 0,
+            canvas = Canvas(ids.flatten(1), unknown.flatten(1), grid)
+            judges_visible = self.no_mask_token_prob > 0
+            filled = self.filler.fill(
+                predictor, judge, canvas, decoding, self.noise_schedule, generator, judges_visible
             )
         ids = filled.unflatten(1, grid)
         return ids if return_ids else self._painted(ids, images, repaint)
 
     def _condition(
-        self, rows: int, texts: Sequence[str] | None, text_embeds: Tensor | None, classes: Tensor | Sequence[int] | None
+        self,
+        rows: int,
+        texts: Sequence[str] | None,
+        text_embeds: Tensor | None,
+        classes: Tensor | Sequence[int] | None,
+        dtype: torch.dtype,
     ) -> dict[str, Any]:
         """The keywords of `Transformer.context`, with one text or class repeated for all rows."""
         found: dict[str, Any] = {}
@@ -406,6 +409,8 @@ class MaskGit(Network):
             found["text_embeds"] = text_embeds.to(self.device)
         if classes is not None:
             found["classes"] = torch.as_tensor(classes, device=self.device)
+        if "text_embeds" in found:
+            found["text_embeds"] = found["text_embeds"].to(dtype)
         return {name: value.expand(rows, *value.shape[1:]) for name, value in found.items()}
 
     def _canvas(

@@ -18,7 +18,7 @@ from helicon.config import signature_without
 from helicon.data.dataset import BadFile
 from helicon.data.image import ImageTransform
 from helicon.models.muse.contact_sheet import GAP, contact_sheet
-from helicon.models.muse.generate import Decoding
+from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import MaskGit
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.nn.network import Network
@@ -95,6 +95,8 @@ class PictureMaker:
         elif superres_timesteps is not None:
             raise ValueError("superres_timesteps belongs to two stages: name the second with --superres")
         _check_decoding(self.options)
+        for stage in (network.base_maskgit, network.superres_maskgit) if isinstance(network, Muse) else (network,):
+            stage.filler = Filler(compile=False)  # to compile takes longer than to make a few sheets
         self.conditions = self._conditions(list(texts), list(classes), self.options.pop("negative_texts", None))
         self.options |= self._given_pictures(image, repaint)
 

@@ -7,7 +7,7 @@ which guidance needs.
 Letters: b batch, n tokens, m context tokens, d features, t text tokens, e text features, v outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from helicon.nn.attention import ContextKeys
 from helicon.nn.network import Network
 from helicon.nn.norms import RMSNorm
 from helicon.nn.sampling import guide
-from helicon.nn.transformer import FeedForward
+from helicon.nn.transformer import FeedForward, run_layer
 from helicon.nn.transformer import Transformer as Layers
 
 
@@ -61,7 +61,36 @@ def stacked(first: Context, second: Context) -> Context:
     return Context(*(torch.cat(pair) for pair in pairs))
 
 
-class Transformer(Network):
+class Guided(Network):
+    """A network that can be led away from a negative text."""
+
+    def forward_with_cond_scale(self, x: Int[Tensor, "b n"], cond_scale: float = 3.0, **condition: Any) -> Any:
+        raise NotImplementedError
+
+    def forward_with_neg_prompt(
+        self,
+        x: Int[Tensor, "b n"],
+        text_embed: Float[Tensor, "b t e"] | None = None,
+        neg_text_embed: Float[Tensor, "b u e"] | None = None,
+        cond_scale: float = 3.0,
+        *,
+        texts: Sequence[str] | None = None,
+        negative_texts: Sequence[str] | None = None,
+        **rest: Any,
+    ) -> Any:
+        """Outputs guided away from a negative text, `negative + cond_scale * (positive - negative)`; texts as strings or embedded.
+
+        `rest` goes to `forward_with_cond_scale`.
+        """
+        if (neg_text_embed is None) == (negative_texts is None):
+            raise ValueError("give neg_text_embed or negative_texts, one of them")
+        negative = {"text_embeds": neg_text_embed} if negative_texts is None else {"texts": negative_texts}
+        return self.forward_with_cond_scale(
+            x, cond_scale, texts=texts, text_embeds=text_embed, negative_text=negative, **rest
+        )
+
+
+class Transformer(Guided):
     """Token ids in, logits out."""
 
     has_mask_id: ClassVar[bool] = False  # whether there is one more token, the mask, where `add_mask_id` does not say
@@ -287,6 +316,7 @@ class Transformer(Network):
         self_cond_embed: Float[Tensor, "b n d"] | None = None,
         cond_drop_prob: float = 0.0,
         context: Context | ContextKeys | None = None,
+        run_layer: Callable[..., Tensor] = run_layer,
         **condition: Any,
     ) -> Float[Tensor, "b n d"]:
         """What the layers make of the tokens: all but the last step, the logits. See `forward`."""
@@ -300,10 +330,10 @@ class Transformer(Network):
         elif self_cond_embed is not None:
             raise ValueError("self_cond_embed belongs to self_cond=True")
         if isinstance(context, ContextKeys):
-            return self.layers(embeddings, context_keys=context)
+            return self.layers(embeddings, context_keys=context, run_layer=run_layer)
         if context is None:
-            return self.layers(embeddings)
-        return self.layers(embeddings, context=context.embeddings, context_mask=context.mask)
+            return self.layers(embeddings, run_layer=run_layer)
+        return self.layers(embeddings, context=context.embeddings, context_mask=context.mask, run_layer=run_layer)
 
     def forward(
         self,
@@ -323,7 +353,8 @@ class Transformer(Network):
 
         return_embed   gives (logits, embeddings); return_logits with labels gives (loss, logits).
         labels         token ids, of which those equal to ignore_index do not count; for one output a token: how likely true.
-        condition      the further keywords of `context`; or a `context` made before, in place of all conditions.
+        condition      the further keywords of `context`; or a `context` made before, in place of all conditions. And
+                       `run_layer`, how to call a layer.
         """
         embed = self.embed(
             x,
@@ -381,30 +412,6 @@ class Transformer(Network):
         guided = guide(cond, null, cond_scale)
         return (guided, embed.chunk(2)[0]) if return_embed else guided
 
-    def forward_with_neg_prompt(
-        self,
-        x: Int[Tensor, "b n"],
-        text_embed: Float[Tensor, "b t e"] | None = None,
-        neg_text_embed: Float[Tensor, "b u e"] | None = None,
-        cond_scale: float = 3.0,
-        return_embed: bool = False,
-        *,
-        texts: Sequence[str] | None = None,
-        negative_texts: Sequence[str] | None = None,
-        **rest: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits guided away from a negative text, `negative + cond_scale * (positive - negative)`; texts as strings or embedded."""
-        negative = _negative_text(neg_text_embed, negative_texts)
-        return self.forward_with_cond_scale(
-            x, cond_scale, return_embed, texts=texts, text_embeds=text_embed, negative_text=negative, **rest
-        )
-
-
-def _negative_text(embedded: Tensor | None, texts: Sequence[str] | None) -> dict[str, Any]:
-    if (embedded is None) == (texts is None):
-        raise ValueError("give neg_text_embed or negative_texts, one of them")
-    return {"text_embeds": embedded} if texts is None else {"texts": texts}
-
 
 class MaskGitTransformer(Transformer):
     """Predicts tokens where the mask token stands."""
@@ -418,7 +425,7 @@ class TokenCritic(Transformer):
     default_dim_out = 1
 
 
-class SelfCritic(Network):
+class SelfCritic(Guided):
     """A critic that reads the embeddings of the transformer it judges, with one layer of its own."""
 
     parts: ClassVar[tuple[str, ...]] = ("net",)
@@ -448,22 +455,6 @@ class SelfCritic(Network):
         context = self.net.guided_context(len(x), negative_text, **condition)
         cond, null = self(torch.cat((x, x)), context=context).float().chunk(2)
         return guide(cond, null, cond_scale)
-
-    def forward_with_neg_prompt(
-        self,
-        x: Int[Tensor, "b n"],
-        text_embed: Float[Tensor, "b t e"] | None = None,
-        neg_text_embed: Float[Tensor, "b u e"] | None = None,
-        cond_scale: float = 3.0,
-        *,
-        texts: Sequence[str] | None = None,
-        negative_texts: Sequence[str] | None = None,
-        **rest: Any,
-    ) -> Float[Tensor, "b n 1"]:
-        negative = _negative_text(neg_text_embed, negative_texts)
-        return self.forward_with_cond_scale(
-            x, cond_scale, texts=texts, text_embeds=text_embed, negative_text=negative, **rest
-        )
 
 
 def critic_loss(logits: Float[Tensor, "b n 1"], labels: Tensor) -> Float[Tensor, ""]:
