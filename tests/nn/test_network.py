@@ -481,3 +481,10 @@ def test_pushing_uploads_the_whole_folder(monkeypatch: pytest.MonkeyPatch) -> No
     expected |= {f"stages/{name}/{file}" for name in built.stages() for file in ("config.json", "model.safetensors")}
     assert uploaded["files"] == expected
     assert_same_state(uploaded["network"], built)
+
+
+def test_files_of_other_packages_are_refused_in_one_sentence(tmp_path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    for path in (tmp_path / "missing.pt", tmp_path / "model.bin"):
+        with pytest.raises(ValueError, match=r"is a file, and a network is read from the folder it was saved in"):
+            Network.from_pretrained(path)

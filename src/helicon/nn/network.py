@@ -171,6 +171,10 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
         (The mixin's own would hand the entries of config.json to any constructor that takes `**kwargs`.)
         """
         folder = Path(pretrained_model_name_or_path)
+        if folder.is_file() or folder.suffix in (".pt", ".pth", ".ckpt"):
+            raise ValueError(
+                f"{folder} is a file, and a network is read from the folder it was saved in; .pt files are not read"
+            )
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 

@@ -1,0 +1,186 @@
+"""The codec's trainer: how its data is found, and the defaults it trains with. The loop is the engine's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from helicon.data.audio import Recordings, TensorAudio, audio_data
+from helicon.data.fields import TEXT, Field, route
+from helicon.data.paired import CaptionSource
+from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.engine.task import Batch
+from helicon.engine.trainer import Trainer
+from helicon.models.soundstream.model import Audio, SoundStream
+from helicon.models.soundstream.task import SoundStreamTask
+
+
+def _tensor(is_float: bool, *dimensions: int) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
+    )
+
+
+WAVES = Field(_tensor(True, 2, 3), "a float tensor [b, n] or [b, c, n]")
+WHOLE = Field(_tensor(False, 1), "an integer tensor [b]", is_required=False)
+FLAGS = Field(
+    lambda value: isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool,
+    "a bool tensor [b]",
+    is_required=False,
+)
+BATCH_FIELDS = {
+    "audio": WAVES,
+    "target": replace(WAVES, is_required=False),
+    "audio_lengths": WHOLE,
+    "target_lengths": WHOLE,
+    "is_denoising": FLAGS,
+    "is_end": FLAGS,
+    "texts": replace(TEXT, is_required=False),
+}
+
+
+def training_sounds(
+    source: str | Path | Literal["synthetic"],
+    *,
+    sample_hz: int = 16000,
+    data_max_length: int | None = None,
+    data_max_length_seconds: float | None = None,
+    channels: int = 1,
+    captions: CaptionSource | None = None,
+    text_column: str = "text",
+    num_samples: int = 10_000,
+    seed: int = 0,
+) -> Any:
+    """The `data` section of a recipe: a folder or manifest of sounds, or the made-up ones of `synthetic`.
+
+    Args:
+        sample_hz: their rate, which must be the network's own.
+        data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples or in seconds.
+        captions, text_column: where the texts are, for families that learn from them too.
+        num_samples, seed: how many made-up sounds there are, and which.
+    """
+    if source == "synthetic":
+        if data_max_length is not None:
+            data_max_length_seconds = data_max_length / sample_hz
+        return SyntheticSounds(num_samples, sample_hz, data_max_length_seconds or 1.0, seed)
+    return audio_data(
+        source,
+        sample_hz,
+        max_length=data_max_length,
+        max_length_seconds=data_max_length_seconds,
+        channels=channels,
+        captions=captions,
+        text_column=text_column,
+    )
+
+
+class SoundStreamTrainer(Trainer):
+    """Trains a `SoundStream` on a folder or manifest of sounds, or any dataset of them."""
+
+    name = "soundstream"
+    defaults: ClassVar = {
+        "lr": 2e-4,
+        "grad_accum_every": 4,
+        "warmup_steps": 1000,
+        "ema_update_after_step": 500,
+        "ema_update_every": 10,
+    }
+
+    def __init__(
+        self,
+        soundstream: SoundStream,
+        *,
+        folder: str | Path | None = None,
+        dataset: Any = None,
+        val_dataset: Any = None,
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        data_max_length: float | None = None,
+        data_max_length_seconds: float | None = None,
+        apply_grad_penalty_every: int = 4,
+        discr_start_step: int = 0,
+        with_target: bool = False,
+        ds_fields: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        """
+        Args:
+            folder: sounds to learn from, in it and below (or a manifest of them).
+            dataset: anything else that holds sounds (a SoundDataset, a torch or Hugging Face dataset), in place of the folder.
+            data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples or in seconds.
+            apply_grad_penalty_every: the discriminators pay the gradient penalty every so many steps; 0 for never.
+            discr_start_step: the first step at which the discriminators take part.
+            with_target: samples of the datasets have, beside "audio", the "target" that it should become: clean sound, say.
+            ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
+        """
+        if folder is not None and dataset is not None:
+            raise ValueError("give a folder or a dataset of sounds, not both")
+        self.ds_fields = ds_fields
+        find = lambda source: _sounds(
+            source, soundstream, (data_max_length, data_max_length_seconds), with_target, ds_fields
+        )
+        super().__init__(
+            SoundStreamTask(
+                soundstream, discr_start_step=discr_start_step, apply_grad_penalty_every=apply_grad_penalty_every
+            ),
+            dataset=find(folder if folder is not None else dataset),
+            val_dataset=find(val_dataset),
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            **options,
+        )
+
+    def prepare(self, batch: Any) -> Batch:
+        return route(batch, BATCH_FIELDS, self.ds_fields)
+
+    @property
+    def unwrapped_soundstream(self) -> SoundStream:
+        return self.task.model  # type: ignore[return-value]
+
+    def tokenize(self, audio: Audio) -> Int[Tensor, "b t q"]:
+        """Codes of audio, with the averaged weights where there are some; in float32, as after loading."""
+        with self.inference(), torch.autocast(self.device.type, enabled=False):
+            return self.unwrapped_soundstream.tokenize(audio.to(self.device))
+
+    @property
+    def ema_tokenizer(self) -> Callable[[Audio], Int[Tensor, "b t q"]]:
+        """`tokenize`, of a trainer that has averaged weights."""
+        if self.ema is None:
+            raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
+        return self.tokenize
+
+
+def _sounds(
+    source: Any,
+    soundstream: SoundStream,
+    length: tuple[float | None, float | None],  # in samples, or in seconds
+    with_target: bool,
+    ds_fields: Sequence[str] | None,
+) -> Any:
+    """Samples {"audio"} at the codec's rate."""
+    if source is None:
+        return None
+    hz = soundstream.sample_hz
+    if isinstance(source, (Recordings, TensorAudio, SyntheticSounds)):  # samples are as they should be
+        own = source.sample_hz if isinstance(source, SyntheticSounds) else source.transform.rates["audio"]
+        if own != hz:
+            raise ValueError(f"the sounds have {own} samples a second and the codec {hz}: make the two rates equal")
+        return source
+    is_files = isinstance(source, (str, Path)) or hasattr(source, "column_names")
+    if is_files and length == (None, None):
+        raise ValueError("data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time")
+    if is_files and with_target:
+        raise ValueError("with_target=True needs a dataset whose samples have an audio and a target: files have one")
+    rates = {"audio": hz, "target": hz} if with_target else hz
+    return audio_data(
+        source,
+        rates,
+        max_length=length[0],
+        max_length_seconds=length[1],
+        channels=soundstream.channels,
+        ds_fields=ds_fields,
+    )
