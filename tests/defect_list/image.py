@@ -172,8 +172,9 @@ DEFECTS = [
         (
             Edit(
                 STATE,
-                "    if runtime.is_main:\n        if taken and clear and not resume:\n            shutil.rmtree(folder)\n",
-                "    if taken and clear and not resume:\n        shutil.rmtree(folder, ignore_errors=True)\n    if True:\n",
+                "    if runtime.is_main:\n        if taken and clear and not resume:\n",
+                "    if taken and clear and not resume:\n        shutil.rmtree(folder, ignore_errors=True)\n    if True:\n"
+                "        if False:\n",
             ),
         ),
         ("engine/test_distributed.py::test_one_process_alone_clears_and_writes",),

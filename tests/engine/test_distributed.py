@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader, DistributedSampler
 
 import helicon
+from helicon.data.loader import Position
 from helicon.engine.checkpoint import checkpoints, read_manifest
 from plain_loop import train_one, train_pair, whole_batches
 from toys import MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
@@ -143,6 +145,25 @@ def test_a_sharded_run_resumes_exactly(out: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_sharded_weights_are_the_online_ones_again_after_a_validation(facts: dict[str, Any], optimizer: str) -> None:
+    """What a sharded network has gathered in a forward with averaged weights is not what it trains on next."""
+    assert facts[f"sharded_{optimizer}"] < 1e-6
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_soon_stops_all_of_them_whatever_is_logged(out: Path, facts: dict[str, Any]) -> None:
+    assert facts["stopped"] == [[STEPS + 2, 143]] * 2
+    assert [folder.name for folder in checkpoints(out / "stopped")] == [f"step-{STEPS + 2:08d}"]
+
+
+@pytest.mark.slow
+def test_every_logged_number_is_the_mean_over_the_ranks(out: Path) -> None:
+    (line,) = [json.loads(line) for line in (out / "ranks/metrics.jsonl").read_text().splitlines()]
+    assert line["norm_of_rank"] == 0.5
+
+
+@pytest.mark.slow
 def test_sharding_an_adversarial_task_is_refused_in_one_sentence(out: Path) -> None:
     refusal = json.loads((out / "facts.json").read_text())["shard_refusal"]
     assert "generator and discriminator" in refusal
@@ -161,6 +182,31 @@ def test_a_run_of_two_processes_resumes_on_one_with_the_same_batches(out: Path, 
     ToyTrainer(unbroken, dataset=Points(), results_folder=tmp_path / "b", batch_size=4, num_train_steps=6).train()
     for key, expected in weights(unbroken).items():
         torch.testing.assert_close(weights(one)[key], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loader", "split-loader"])
+def test_a_users_own_loader_keeps_the_batches_of_a_step_and_its_place_on_another_number_of_processes(
+    out: Path, tmp_path: Path, name: str
+) -> None:
+    """Two batches a step, one of each process, become two micro-batches of one process."""
+
+    def run(folder: Path, **options: Any) -> ToyTrainer:
+        sampler = DistributedSampler(Points(), num_replicas=1, rank=0)
+        sharing = {"shuffle": True} if name == "loader" else {"sampler": sampler}
+        source = DataLoader(Points(), batch_size=2, **sharing)
+        made = ToyTrainer(
+            line_task(), dataset=None, train_dataloader=source, results_folder=folder, num_train_steps=20, **options
+        )
+        started_at = made.position
+        made.train()
+        assert started_at == (Position(0, 6) if options.get("resume") else Position())
+        return made
+
+    resumed = run(out / f"{name}-two-then-one", resume=True)
+    unbroken = run(tmp_path / "a", grad_accum_every=2)
+    for key, expected in weights(unbroken.task).items():
+        torch.testing.assert_close(weights(resumed.task)[key], expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

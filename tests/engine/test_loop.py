@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helicon.engine.checkpoint import checkpoints
 from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.engine.trainer import TrainingDiverged
@@ -136,6 +137,70 @@ def test_a_run_that_stays_bad_stops_with_its_step_and_keeps_the_last_good_checkp
     resumed = ToyTrainer(line_task(), results_folder="other", num_train_steps=20)
     resumed.load(newest)
     assert all(torch.isfinite(value).all() for value in weights(resumed.task).values())
+
+
+def test_a_checkpoint_due_at_a_step_that_is_not_finite_is_made_at_the_next_one_that_is() -> None:
+    torch.manual_seed(3)
+    trainer = ToyTrainer(
+        Poisoned(Line()), results_folder="run", num_train_steps=9, save_model_every=3
+    )  # 3 and 4 are bad
+    trainer.train()
+    assert [folder.name for folder in checkpoints(Path("run"))] == [f"step-0000000{step}" for step in (5, 6, 9)]
+
+
+def test_a_bad_last_checkpoint_is_not_taken_for_a_good_one() -> None:
+    """A run that is stopped while its steps are not finite is saved; resumed, it still knows which checkpoint was good."""
+
+    class Doomed(Poisoned):
+        bad = frozenset(range(4, 1000))
+
+    def run(steps: int, max_bad_steps: int) -> ToyTrainer:
+        torch.manual_seed(3)
+        return ToyTrainer(
+            Doomed(Line()),
+            results_folder="run",
+            num_train_steps=steps,
+            max_bad_steps=max_bad_steps,
+            log_every=1,
+            save_model_every=3,
+            resume=True,
+        )
+
+    run(steps=7, max_bad_steps=100).train()
+    assert [folder.name for folder in checkpoints(Path("run"))] == ["step-00000003", "step-00000007"]
+    with pytest.raises(TrainingDiverged, match=r"since step 5 .*resume from run/checkpoints/step-00000003"):
+        run(steps=20, max_bad_steps=5).train()
+
+
+def test_a_network_that_starts_late_follows_the_schedule_of_the_run() -> None:
+    class Late(PairTask):
+        def updates(self, step: int) -> list[Update]:
+            both = [Update("discriminator", self.adversary_loss), Update("generator", self.loss)]
+            return both if step >= 4 else both[1:]
+
+    def rates(folder: str, *stops: int) -> list[dict[str, float]]:
+        found: list[dict[str, float]] = []
+        for stop in stops:
+            trainer = ToyTrainer(
+                Late(pair_task().model),
+                results_folder=folder,
+                num_train_steps=8,
+                scheduler="cosine",
+                discr_warmup_steps=2,
+                save_model_every=1,
+                resume=True,
+            )
+            while trainer.step < stop:
+                logs = trainer.train_step()
+                found.append({name: float(value) for name, value in logs.items() if name.endswith("lr")})
+            trainer.writer.wait()
+        return found
+
+    unbroken = rates("unbroken", 8)
+    assert [len(step) for step in unbroken] == [1] * 4 + [2] * 4
+    ratios = [step["discriminator_lr"] / step["lr"] for step in unbroken[4:]]
+    assert ratios == pytest.approx([0.5, 1.0, 1.0, 1.0]), "its own warm-up, and then the rate of the first network"
+    assert rates("broken", 3, 5, 8) == unbroken
 
 
 def test_the_steps_outside_logging_never_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,20 @@ def test_what_is_no_scheduler_is_refused_by_value(scheduler: Any) -> None:
         Schedule(OptimizerSettings(scheduler=scheduler), 10)
 
 
+def test_a_network_that_starts_late_warms_up_and_ends_with_the_run() -> None:
+    settings = OptimizerSettings(lr=2.0, warmup_steps=2, scheduler="cosine")
+    usual, late = Schedule(settings, 10), Schedule(settings, 10)
+    usual.advance(6)
+    late.catch_up(6)
+    assert late.lr == pytest.approx(usual.lr / 2), "the first of two steps of warm-up"
+    usual.advance()
+    late.advance()
+    assert late.lr == usual.lr
+    usual.advance(3)
+    late.advance(3)
+    assert late.lr == pytest.approx(0.0, abs=1e-12) and (late.step, late.updates) == (10, 4)
+
+
 def test_a_schedule_has_no_part_in_the_warm_up_of_another() -> None:
     """Two networks built from the same settings keep their own count."""
     settings = OptimizerSettings(lr=1.0, scheduler=ExponentialLR, scheduler_kwargs={"gamma": 0.5})
@@ -441,7 +455,7 @@ def test_state_finds_its_parameter_in_a_network_of_another_order(name: str) -> N
     assert list(dict(second.named_parameters())) != list(dict(first.named_parameters()))
     second.load_state_dict(first.state_dict())
     other = NetworkOptimizer(second, OptimizerSettings(**settings), 100)
-    other.load_state(copies(optimizer.state()), step=4)
+    other.load_state(copies(optimizer.state()), updates=4)
     assert_equal({k: other.state()[k] for k in optimizer.state()}, optimizer.state())
     for network, each in ((first, optimizer), (second, other)):
         give_gradients(network, seed=50)
@@ -466,7 +480,7 @@ def test_a_run_resumed_in_the_middle_equals_the_unbroken_one(name: str) -> None:
     first = NetworkOptimizer(half, settings, 12)
     broken = go(first, half, 0, 5)
     second = NetworkOptimizer(half, settings, 12)
-    second.load_state(copies(first.state()), step=5)
+    second.load_state(copies(first.state()), updates=5)
     broken += go(second, half, 5, 12)
     assert broken == unbroken
     assert_equal(weights(half), weights(whole))
@@ -498,7 +512,7 @@ def test_state_is_taken_over_not_shared() -> None:
     optimizer = stepped(network, steps=2)
     saved = optimizer.state()
     other = NetworkOptimizer(small(), OptimizerSettings(), 100)
-    other.load_state(saved, step=2)
+    other.load_state(saved, updates=2)
     kept = copies(saved)
     give_gradients(small_of(other), seed=9)
     other.step(good())
@@ -526,10 +540,10 @@ def test_going_back_to_an_earlier_state_takes_the_schedule_and_the_moments_back(
         optimizer.step(good())
         if step == 3:
             middle = copies(optimizer.state())
-    optimizer.load_state(middle, step=4)
+    optimizer.load_state(middle, updates=4)
     assert (optimizer.schedule.step, optimizer.schedule.lr) == (4, rates[4])
     assert_equal(optimizer.state(), middle)
-    optimizer.load_state(fresh, step=0)
+    optimizer.load_state(fresh, updates=0)
     assert (optimizer.schedule.step, optimizer.schedule.lr) == (0, rates[0])
     assert optimizer.state() == {}, "saved before the first update"
 
@@ -537,7 +551,7 @@ def test_going_back_to_an_earlier_state_takes_the_schedule_and_the_moments_back(
 def test_state_of_an_unknown_parameter_is_refused() -> None:
     optimizer = NetworkOptimizer(small(), OptimizerSettings(), 10)
     with pytest.raises(ValueError, match=r"optimizer state for nowhere\.weight, which this network lacks"):
-        optimizer.load_state({"nowhere.weight/exp_avg": torch.zeros(2)}, step=1)
+        optimizer.load_state({"nowhere.weight/exp_avg": torch.zeros(2)}, updates=1)
 
 
 @pytest.mark.parametrize("entry", ["exp_avg", "step"])
@@ -547,14 +561,14 @@ def test_state_of_another_shape_is_refused(entry: str) -> None:
     state = copies(optimizer.state())
     state[f"linear.weight/{entry}"] = torch.zeros(2)
     with pytest.raises(ValueError, match=rf"has {entry} of shape \(2,\) for linear.weight, which has shape \(5, 4\)"):
-        optimizer.load_state(state, step=1)
+        optimizer.load_state(state, updates=1)
 
 
 def test_state_of_another_optimizer_is_refused() -> None:
     lion = stepped(small(), steps=2, optimizer="lion")
     adamw = NetworkOptimizer(small(), OptimizerSettings(), 10)
     with pytest.raises(ValueError, match="another optimizer than adamw"):
-        adamw.load_state(lion.state(), step=2)
+        adamw.load_state(lion.state(), updates=2)
 
 
 # ---------------------------------------------------------------------- loss scale

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import children
+from helicon.data.loader import Position
 from helicon.engine import checkpoint
 from helicon.engine.checkpoint import checkpoints, newest_whole
 from toys import Points, ToyTrainer, line_task, pair_task, weights
@@ -169,6 +170,78 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
     assert "continue with: the same trainer with resume=True" in said
     resumed = trainer("run", steps=10**6)
     assert resumed.step == int(checkpoints(Path("run"))[-1].name.removeprefix("step-")) > 3
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer("run", steps=2)
+    finish = run.writer.finish
+
+    def interrupted() -> None:
+        monkeypatch.setattr(run.writer, "finish", finish)
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish()
+
+    monkeypatch.setattr(run.writer, "finish", interrupted)
+    with pytest.raises(SystemExit) as raised:
+        run.train()
+    assert raised.value.code == 143
+    assert newest_whole(Path("run")).name == "step-00000002"
+
+
+class OneAtATime(torch.utils.data.DataLoader):
+    """Keeps its place itself, and has one for all passes over it: as a StatefulDataLoader, or one with persistent workers."""
+
+    def __iter__(self) -> "OneAtATime":
+        self.place, self.begin = getattr(self, "begin", 0), 0
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        if self.place == len(self):
+            raise StopIteration
+        rows = range(self.place * self.batch_size, (self.place + 1) * self.batch_size)
+        self.place += 1
+        return torch.utils.data.default_collate([self.dataset[row] for row in rows])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["place"]
+
+
+def test_samples_do_not_disturb_the_pass_over_a_users_own_loader() -> None:
+    def run(folder: str, steps: int, save_results_every: int) -> ToyTrainer:
+        made = ToyTrainer(
+            line_task(),
+            dataset=None,
+            train_dataloader=OneAtATime(Points(24), batch_size=4),
+            results_folder=folder,
+            num_train_steps=steps,
+            save_results_every=save_results_every,
+            resume=True,
+        )
+        made.train()
+        return made
+
+    whole = run("whole", 10, save_results_every=1000)
+    run("broken", 4, save_results_every=2)
+    broken = run("broken", 10, save_results_every=2)
+    for key, value in weights(whole.task).items():
+        assert torch.equal(weights(broken.task)[key], value)
+
+
+def test_a_run_that_goes_on_with_another_kind_of_source_starts_its_data_over(caplog: pytest.LogCaptureFixture) -> None:
+    """A position counts samples of a dataset, and batches of a loader: one is no place in the other."""
+    source = torch.utils.data.DataLoader(Points(), batch_size=4)
+    options = {"results_folder": "run", "resume": True}
+    ToyTrainer(line_task(), num_train_steps=2, **options).train()
+    with_loader = ToyTrainer(line_task(), dataset=None, train_dataloader=source, num_train_steps=5, **options)
+    assert (with_loader.step, with_loader.position) == (2, Position())
+    assert "its data starts over" in caplog.text
+    with_loader.train()
+    caplog.clear()
+    again = ToyTrainer(line_task(), num_train_steps=6, **options)
+    assert (again.step, again.position) == (5, Position()) and "its data starts over" in caplog.text
 
 
 def test_a_foreign_dataloader_resumes_where_it_stood() -> None:

@@ -9,7 +9,8 @@ import pytest
 from accelerate.tracking import GeneralTracker
 from rich.console import Console
 
-from helicon.engine.tracking import Reporter, plain_hyper_parameters
+from helicon.engine import tracking
+from helicon.engine.tracking import Clock, Reporter, plain_hyper_parameters
 from toys import ToyTrainer, line_task
 
 RUN = Path("run")
@@ -31,6 +32,37 @@ def lines() -> list[dict[str, Any]]:
 def log_steps(report: Reporter, start: int, end: int) -> None:
     for step in range(start, end):
         report.log(step, {"loss": 1.0 / step})
+
+
+# ---------------------------------------------------------------------- throughput
+
+
+def test_throughput_counts_the_time_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report inside a pause ends one count and begins the next: what was before it is taken from neither twice."""
+    now = 0.0
+    monkeypatch.setattr(tracking.time, "perf_counter", lambda: now)
+    clock = Clock()
+
+    def train(seconds: float, waiting: float) -> None:
+        nonlocal now
+        with clock.waiting_for_data():
+            now += waiting
+        now += seconds - waiting
+        clock.count(units=10, flops=30.0)
+
+    train(4.0, waiting=1.0)
+    with clock.paused():  # the numbers are read, which takes a second, and then there is a validation
+        now += 1.0
+        assert clock.read("tokens", processes=2, peak=3.0) == {
+            "tokens_per_second": 4.0,
+            "data_wait_fraction": 0.2,
+            "flop_utilisation": 2.0,
+        }
+        now += 7.0
+    train(2.0, waiting=0.0)
+    with clock.paused():
+        now += 100.0
+    assert clock.read("tokens", processes=1, peak=None) == {"tokens_per_second": 5.0, "data_wait_fraction": 0.0}
 
 
 # ---------------------------------------------------------------------- metrics.jsonl

@@ -1,5 +1,6 @@
 """What a trainer promises around the loop: folders, data, validation, samples, saving, loading, tracking."""
 
+import errno
 import inspect
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from accelerate.tracking import GeneralTracker, on_main_process
 from torch import Tensor
 
 import helicon
+from helicon.engine import checkpoint
 from helicon.engine.checkpoint import checkpoints, read_manifest
 from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss
@@ -59,6 +61,31 @@ def test_two_processes_do_not_train_in_one_folder() -> None:
     with trainer.session(), pytest.raises(BlockingIOError, match="another process is training in run"):
         other.train()
     other.train()
+
+
+def test_a_run_that_goes_on_is_not_cleared_from_under_it() -> None:
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=3)
+    with trainer.session():
+        trainer.train_step()
+        with pytest.raises(BlockingIOError, match="another process is training in run"):
+            ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
+        trainer.train_step()
+        trainer.train_step()
+    assert checkpoints(Path("run"))
+    ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
+    assert not any(Path("run").iterdir())
+
+
+def test_a_file_system_without_locks_is_a_warning_and_not_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", flock)
+    ToyTrainer(line_task(), results_folder="run", num_train_steps=2).train()
+    assert "run cannot be locked ([Errno 38] Function not implemented)" in caplog.text
+    assert checkpoints(Path("run"))
 
 
 def test_resume_refuses_to_start_anew_when_every_checkpoint_is_damaged() -> None:

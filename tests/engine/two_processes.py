@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safetensors.torch import save_file
 
+from helicon.engine.task import Loss
 from helicon.engine.trainer import Trainer
-from toys import Line, LineTask, MaskedTask, ToyTrainer, line_task, pair_task, weights
+from helicon.nn.network import Network
+from toys import Line, LineTask, MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
@@ -36,6 +42,26 @@ def trained(task_name: str, folder: Path, **options: object) -> Trainer:
     trainer = ToyTrainer(tasks[task_name](), results_folder=folder, num_train_steps=STEPS, **options)
     trainer.train()
     return trainer
+
+
+class Rooted(Network):
+    """Has weights outside of its layers, as every real network has."""
+
+    def __init__(self, dim: int = 3, width: int = 5):
+        super().__init__()
+        self.first = nn.Linear(dim, width)
+        self.layers = nn.ModuleList([nn.Linear(width, width)])
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.layers[0](torch.tanh(self.first(x))))).squeeze(-1)
+
+
+class RankNamed(LineTask):
+    """One part of the loss is the number of the rank."""
+
+    def loss(self, outputs: Any) -> Loss:
+        return Loss(super().loss(outputs).total, {"norm_of_rank": torch.tensor(float(dist.get_rank()))})
 
 
 class Signed(LineTask):
@@ -99,6 +125,43 @@ def resumed_on_both(folder: Path) -> None:
     save_file(weights(trainer.task), folder / f"rank{trainer.runtime.rank}.safetensors")
 
 
+def rooted(folder: Path, optimizer: str, **options: Any) -> dict[str, torch.Tensor]:
+    """Validated at each step with averaged weights that are far from the online ones, and never sampled between."""
+    torch.manual_seed(3)
+    task = LineTask(Rooted())
+    trainer = ToyTrainer(
+        task,
+        results_folder=folder,
+        num_train_steps=STEPS,
+        batch_size=2,
+        lr=0.05,
+        optimizer=optimizer,
+        ema_beta=0.9,
+        valid_frac=0.3,
+        val_every=1,
+        save_results_every=1000,
+        **options,
+    )
+    trainer.train()
+    whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in weights(task).items()}
+    return {name: value.clone() for name, value in whole.items()}
+
+
+def stopped_by_one(folder: Path) -> list[Any]:
+    """The second process alone gets a signal after step 5, long before a step that logs."""
+    trainer = ToyTrainer(line_task(), results_folder=folder, num_train_steps=100, batch_size=2, log_every=1000)
+
+    def give(logs: Any) -> None:
+        if trainer.step == STEPS and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        trainer.train(give)
+    except SystemExit as ended:
+        return of_every_rank([trainer.step, ended.code])
+    return of_every_rank([trainer.step, None])
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     facts: dict[str, object] = {}
@@ -134,6 +197,11 @@ def main(out: Path) -> None:
     )
     facts["sharded_resumed_from"] = resumed.step
     resumed.train()
+    for optimizer in ("adamw", "muon"):
+        apart, together = (
+            rooted(out / f"rooted-{optimizer}-{shard}", optimizer, shard=shard) for shard in (True, False)
+        )
+        facts[f"sharded_{optimizer}"] = max(float((apart[name] - together[name]).abs().max()) for name in together)
     try:
         ToyTrainer(pair_task(), results_folder=out / "refused", shard=True)
     except ValueError as error:
@@ -149,9 +217,22 @@ def main(out: Path) -> None:
     dist.all_gather(gathered, everything)
     facts["apart"] = float((gathered[0] - gathered[1]).abs().max())
 
-    # Saved by two processes with dropout, to be resumed by one; and the same run unbroken.
+    torch.manual_seed(3)
+    ToyTrainer(RankNamed(Line()), results_folder=out / "ranks", batch_size=2, num_train_steps=1).train()
+    facts["stopped"] = stopped_by_one(out / "stopped")
+
+    # Saved by two processes, to be resumed by one: a dataset, a loader of the user's own, and one that is split already.
     half = ToyTrainer(line_task(), results_folder=out / "two-then-one", batch_size=2, num_train_steps=3)
     half.train()
+    sampler = DistributedSampler(Points(), num_replicas=2, rank=dist.get_rank())
+    for name, sharing in (("loader", {"shuffle": True}), ("split-loader", {"sampler": sampler})):
+        ToyTrainer(
+            line_task(),
+            dataset=None,
+            train_dataloader=DataLoader(Points(), batch_size=2, **sharing),
+            results_folder=out / f"{name}-two-then-one",
+            num_train_steps=3,
+        ).train()
     if dist.get_rank() == 0:
         (out / "facts.json").write_text(json.dumps(facts))
     dist.barrier()

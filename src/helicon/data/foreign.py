@@ -40,6 +40,8 @@ class ForeignLoader:
                 world_size,
                 type(source).__name__,
             )
+        # The first batch given in training, to look at: a second pass over the source may disturb the one under way.
+        self.first: Any = None
         self._loaded: Mapping[str, Any] | None = None
         self._position = Position()
 
@@ -84,8 +86,13 @@ class ForeignLoader:
         self._loaded = state
 
     @property
+    def num_parts(self) -> int:
+        """Among how many processes the source itself is split: a position counts the batches of one part."""
+        return self.world_size if self.is_sharded else 1
+
+    @property
     def _batches_per_step(self) -> int:
-        return self.grad_accum_every * (1 if self.is_sharded else self.world_size)
+        return self.grad_accum_every * self.world_size // self.num_parts
 
     @property
     def _length(self) -> int | None:
@@ -116,6 +123,7 @@ class ForeignLoader:
                     num_skipped -= 1
                     continue
                 self._position = Position(epoch, number)
+                self.first = batch if self.first is None else self.first
                 yield batch
             if is_empty:
                 self._raise_empty()

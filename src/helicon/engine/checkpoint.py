@@ -280,10 +280,12 @@ def locked(run: Path) -> Iterator[None]:
     with (run / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise BlockingIOError(
                 f"another process is training in {run}: wait for it, or choose another results_folder"
             ) from error
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s cannot be locked (%s): see to it that one process alone trains there", run, error)
         yield
 
 

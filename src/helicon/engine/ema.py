@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 
 class EMA:
@@ -57,6 +58,7 @@ class EMA:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        self._forget_whole_copies()
         # Contents are exchanged, not storage: optimizers, gradient buckets and compiled code hold on to the storage.
         for average, online in zip(self.average, self.online, strict=True):
             kept = online.detach().clone()
@@ -65,8 +67,16 @@ class EMA:
 
     @torch.no_grad()
     def copy_to_online(self) -> None:
+        self._forget_whole_copies()
         for average, online in zip(self.average, self.online, strict=True):
             online.copy_(average)
+
+    def _forget_whole_copies(self) -> None:
+        """A sharded network may still hold weights that its last forward gathered, and would go on to use them."""
+        for network in self.networks.values():
+            for module in network.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def by_identity(self) -> dict[int, Tensor]:
         """The averaged tensor of each online tensor, by `id`: how a checkpoint finds the names of a whole model."""

@@ -44,17 +44,23 @@ class Feed:
             self.valid = self._validation(val_dataset, together)
 
     def set_batch(self, batch_size: int, grad_accum_every: int) -> None:
-        """Another division of a step into micro-batches, for the datasets whose order is the loader's own."""
+        """Another division of a step into micro-batches; the batches of a user's own loader stay as large as they are."""
         self.batch_size, self.grad_accum_every = batch_size, grad_accum_every
-        self.train = self._own()
+        if isinstance(self.train, Loader):
+            self.train = self._own()
+        else:
+            self.train.grad_accum_every = grad_accum_every
 
     def first_batch(self) -> Any:
-        """The first validation batch (or else the first training samples), the same on every process."""
+        """The first validation batch, or else the first training samples: the same on every process, and again after a resume.
+        (Of a user's own training loader the first batch this process has met.)"""
         source = self.val_dataset if self.val_dataset is not None else self.dataset
         if source is not None:
             return next(self._validation(source, together=True).validation(1))
         chosen = self.valid or self.train
         assert isinstance(chosen, ForeignLoader)
+        if chosen.first is not None:
+            return chosen.first
         return next(self._foreign(chosen.source, together=True).validation(1))
 
     def _own(self) -> Loader:

@@ -65,13 +65,16 @@ class OptimizerSettings:
 class Schedule:
     """Learning rate at each step: linear warm-up times a scheduler.
 
+    The scheduler follows the steps of the run, so that it ends with the run also for a network that starts late or is not
+    updated at each step; the warm-up is over the network's own first updates.
     The scheduler drives an optimizer of its own that never sees the warm-up. (Built on the real one after the warm-up
     has lowered its rate, it would take the lowered rate for the base, and training would stay there for ever.)
     """
 
     def __init__(self, settings: OptimizerSettings, num_train_steps: int):
         self.settings = settings
-        self.step = 0
+        self.step = 0  # of the run
+        self.updates = 0  # of the network
         self._carrier = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=settings.lr, momentum=0.9)
         self._scheduler = self._build(settings, num_train_steps)
 
@@ -98,16 +101,20 @@ class Schedule:
         """The rate of the coming step."""
         target = self._carrier.param_groups[0]["lr"]
         low, warmup = self.settings.initial_lr, self.settings.warmup_steps
-        done = min(1.0, (self.step + 1) / warmup) if warmup else 1.0
+        done = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
         return float(low + (target - low) * done)
 
-    def advance(self, steps: int = 1) -> None:
-        """A schedule is a function of the step alone: resuming replays it, so that no state of it is ever stored."""
-        for _ in range(steps):
-            self.step += 1
-            if self._scheduler is not None:
+    def advance(self, updates: int = 1) -> None:
+        self.updates += updates
+        self.catch_up(self.step + updates)
+
+    def catch_up(self, step: int) -> None:
+        """To a step of the run. A schedule is a function of it: resuming replays it, so that no state of it is ever stored."""
+        if self._scheduler is not None:
+            for _ in range(self.step, step):
                 self._carrier.step()
                 self._scheduler.step()
+        self.step = max(self.step, step)
 
 
 class Lion(torch.optim.Optimizer):
@@ -177,6 +184,9 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
     """About U V^T of the matrix's singular value decomposition, by a quintic Newton-Schulz iteration."""
+    if isinstance(matrix, DTensor):  # each process has some rows, and the iteration needs all of them
+        whole = orthogonalise(matrix.full_tensor(), steps)
+        return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     tall = x.shape[0] > x.shape[1]
@@ -248,7 +258,8 @@ class NetworkOptimizer:
                     flat[f"{name}/{entry}"] = value if isinstance(value, Tensor) else torch.tensor(value)
         return flat
 
-    def load_state(self, flat: Mapping[str, Tensor], step: int) -> None:
+    def load_state(self, flat: Mapping[str, Tensor], updates: int) -> None:
+        """What `state` gave after so many updates."""
         by_parameter: dict[str, dict[str, Tensor]] = {}
         for key, value in flat.items():
             name, _, entry = key.rpartition("/")
@@ -277,9 +288,8 @@ class NetworkOptimizer:
                             f"shape {tuple(parameter.shape)}: it is another model's"
                         )
                 optimizer.state[parameter] = {k: _placed(v, parameter) for k, v in saved.items()}
-        if step < self.schedule.step:  # an earlier checkpoint than the step this run has reached
-            self.schedule = Schedule(self.settings, self._num_train_steps)
-        self.schedule.advance(step - self.schedule.step)
+        self.schedule = Schedule(self.settings, self._num_train_steps)
+        self.schedule.advance(updates)
 
 
 def _entries(optimizer: torch.optim.Optimizer) -> set[str]:

@@ -71,6 +71,7 @@ class TrainerOptions:
     num_workers: int = 0  # processes that read data, per training process
 
     # Optimizer of the first network; the discr_* options are the second's, and follow the first where None.
+    # A scheduler follows the steps of the run, a warm-up is over the network's own first updates.
     optimizer: Literal["adamw", "adam", "lion", "muon"] = "adamw"
     lr: float = 3e-4
     wd: float = 0.0  # weight decay, on tensors of two dimensions or more

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from helicon.data.foreign import ForeignLoader
 from helicon.data.loader import Loader, Position
 from helicon.engine import checkpoint
 from helicon.engine.checkpoint import (
@@ -25,7 +26,16 @@ from helicon.engine.checkpoint import (
 )
 from helicon.engine.runtime import Runtime, random_state, seed_everything, set_random_state
 from helicon.engine.shards import read_shards, write_shards
-from helicon.nn.network import CONFIG_FILE, EMA_FILE, STAGES_FOLDER, WEIGHTS_FILE, Network, class_path, stage_reference
+from helicon.nn.network import (
+    CONFIG_FILE,
+    EMA_FILE,
+    STAGES_FOLDER,
+    WEIGHTS_FILE,
+    Network,
+    class_path,
+    load_state,
+    stage_reference,
+)
 
 if TYPE_CHECKING:
     from helicon.engine.trainer import Trainer
@@ -55,7 +65,8 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
         )
     if runtime.is_main:
         if taken and clear and not resume:
-            shutil.rmtree(folder)
+            with checkpoint.locked(folder):  # not from under a run that still goes on
+                shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
     runtime.wait()
 
@@ -127,7 +138,7 @@ def _trainer_document(trainer: "Trainer") -> dict[str, Any]:
     loader = trainer.feed.train
     return {
         "step": trainer.step,
-        "updates": {name: optimizer.schedule.step for name, optimizer in trainer.optimizers.items()},
+        "updates": {name: optimizer.schedule.updates for name, optimizer in trainer.optimizers.items()},
         "position": asdict(trainer.position),
         "world_size": trainer.runtime.world_size,
         "asked": _asked(trainer),
@@ -135,8 +146,10 @@ def _trainer_document(trainer: "Trainer") -> dict[str, Any]:
         "grad_accum_every": trainer.feed.grad_accum_every,
         "samples": len(trainer.feed.dataset) if isinstance(loader, Loader) else None,
         "loader": None if isinstance(loader, Loader) else _jsonable(loader.state),
+        "parts": None if isinstance(loader, Loader) else loader.num_parts,
         "valid_loss": trainer.valid_loss,
         "bad_steps": float(trainer.bad_steps),
+        "bad_in_a_row": float(trainer.bad_in_a_row),
         "tracker_run": trainer.trackers.run_id,
     }
 
@@ -150,6 +163,14 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
+def is_good(folder: Path) -> bool:
+    """Whether the step before a checkpoint was finite. (The last one of a run is saved even if not.)"""
+    try:
+        return not json.loads((folder / TRAINER_FILE).read_text()).get("bad_in_a_row")
+    except (OSError, ValueError):  # damaged
+        return False
+
+
 def restore(trainer: "Trainer", path: Path) -> None:
     """Puts a trainer into the state a checkpoint holds. Refused before anything is changed if it is another model's."""
     loaded = Loaded.open(path)
@@ -159,6 +180,7 @@ def restore(trainer: "Trainer", path: Path) -> None:
             f"{loaded.folder} is a checkpoint of {theirs.partition(':')[2]}, and this trainer trains a "
             f"{mine.partition(':')[2]}: give it one of its own"
         )
+    _check_stages(loaded, trainer.task.model)
     document = loaded.document(TRAINER_FILE)
     own = trainer.task.model.own_tensors()
     _check_shapes(loaded, own)
@@ -175,7 +197,7 @@ def restore(trainer: "Trainer", path: Path) -> None:
     trainer.step = document["step"]
     trainer.valid_loss = document["valid_loss"]
     trainer.bad_steps.fill_(document["bad_steps"])
-    trainer.bad_in_a_row = torch.zeros_like(trainer.bad_in_a_row)
+    trainer.bad_in_a_row = torch.full_like(trainer.bad_in_a_row, document.get("bad_in_a_row", 0.0))
     trainer.trackers.run_id = document["tracker_run"]
     _restore_data(trainer, document)
     _restore_randomness(trainer, loaded.document(RANDOM_FILE))
@@ -184,9 +206,14 @@ def restore(trainer: "Trainer", path: Path) -> None:
 def _restore_data(trainer: "Trainer", document: dict[str, Any]) -> None:
     trainer.position = Position(**document["position"])
     loader = trainer.feed.train
-    if not isinstance(loader, Loader):
-        if document["loader"] is not None:
-            loader.load_state(document["loader"])
+    if (document["samples"] is None) != isinstance(loader, ForeignLoader):
+        logger.warning(
+            "the run was saved with a dataset and goes on with a loader, or the reverse: its data starts over"
+        )
+        trainer.position = Position()
+        return
+    if isinstance(loader, ForeignLoader):
+        _restore_foreign(trainer, loader, document)
         return
     if document["samples"] not in (None, len(trainer.feed.dataset)):
         logger.warning(
@@ -201,6 +228,32 @@ def _restore_data(trainer: "Trainer", document: dict[str, Any]) -> None:
         _keep_global_batch(trainer, whole)
     else:
         logger.warning("a step has %d samples from here on; it had %d before", loader.global_batch, whole)
+
+
+def _restore_foreign(trainer: "Trainer", loader: ForeignLoader, document: dict[str, Any]) -> None:
+    """A user's own loader gives batches: a step keeps its number of them, and goes on where the source stood."""
+    whole, processes = document["grad_accum_every"] * document["world_size"], loader.world_size
+    if whole != loader.grad_accum_every * processes:
+        if document["asked"] != _asked(trainer):
+            logger.warning(
+                "a step has %d batches from here on; it had %d before", loader.grad_accum_every * processes, whole
+            )
+        elif whole % processes:
+            raise ValueError(_uneven(whole, "batches", processes))
+        else:
+            trainer.feed.set_batch(trainer.feed.batch_size, whole // processes)
+    parts = document.get("parts", loader.num_parts)
+    if parts != loader.num_parts:  # the source is split otherwise than before, and its state is of no use
+        trainer.position = replace(trainer.position, offset=trainer.position.offset * parts // loader.num_parts)
+    elif document["loader"] is not None:
+        loader.load_state(document["loader"])
+
+
+def _uneven(whole: int, things: str, processes: int) -> str:
+    return (
+        f"the run was saved with {whole} {things} per step, which {processes} processes cannot share evenly: "
+        f"resume on a number of processes that divides {whole}"
+    )
 
 
 def _asked(trainer: "Trainer") -> list[Any]:
@@ -218,10 +271,7 @@ def _keep_global_batch(trainer: "Trainer", whole: int) -> None:
     elif whole % (processes * accumulate) == 0:
         trainer.feed.set_batch(whole // (processes * accumulate), accumulate)
     else:
-        raise ValueError(
-            f"the run was saved with {whole} samples per step, which {processes} processes cannot share evenly: "
-            f"resume on a number of processes that divides {whole}"
-        )
+        raise ValueError(_uneven(whole, "samples", processes))
     logger.info(
         "a step keeps its %d samples: %d processes x %d micro-batches of %d",
         whole,
@@ -247,20 +297,65 @@ def load_weights(model: Network, source: Network) -> None:
 
 
 def _stage_reference(stage: Network, name: str, run: Path, folder: Path) -> dict[str, Any]:
-    """Where a later reader finds a stage: the folder it was loaded from, or else a copy saved once in the run."""
-    if stage.source is not None and (stage.source / WEIGHTS_FILE).exists():
-        reference = stage_reference(stage.source, os.path.relpath(stage.source, folder.resolve()))
+    """Where a later reader finds a stage: the folder it was loaded from, or else a copy saved once in the run.
+
+    A run deletes its old checkpoints as it goes on, so a checkpoint is no place to refer to.
+    """
+    source = stage.source
+    if source is not None and source.parent.name != CHECKPOINTS_FOLDER and (source / WEIGHTS_FILE).exists():
+        reference = stage_reference(source, os.path.relpath(source, folder.resolve()))
         if reference["sha256"] == stage.source_sha256:
             return reference
-    # Never saved, or what stands in its folder now is another network than the one in use here. (A stage built anew by a
-    # resumed script gets a folder beside the first one's, which earlier checkpoints of the run refer to.)
+    # Never saved, or what stands in its folder now is another network than the one in use here. (Another one than the run
+    # had before gets a folder beside that one's, which earlier checkpoints refer to.)
     home = run / STAGES_FOLDER / name
-    while home.exists():
+    while home.exists() and not _are_of(_saved_weights(home), stage):
         home = home.with_name(f"{home.name}-again")
-    stage.save_pretrained(home)
+    if not home.exists():
+        stage.save_pretrained(home)
     reference = stage_reference(home, os.path.relpath(home.resolve(), folder.resolve()))
     stage.source, stage.source_sha256 = home.resolve(), reference["sha256"]
     return reference
+
+
+def _saved_weights(folder: Path) -> dict[str, Tensor] | None:
+    """Of the network in a folder, the averaged ones where there are some; None where there is no network, or a damaged one."""
+    try:
+        saved = load_state(folder / WEIGHTS_FILE)
+        return saved | load_state(folder / EMA_FILE) if (folder / EMA_FILE).exists() else saved
+    except ValueError:
+        return None
+
+
+def _are_of(weights: dict[str, Tensor] | None, stage: Network) -> bool:
+    """Whether these are the stage's own weights. (There may be more: a tokenizer in use has no adversary.)"""
+    own = stage.own_state()
+    return (
+        weights is not None
+        and own.keys() <= weights.keys()
+        and all(torch.equal(value.cpu(), weights[name]) for name, value in own.items())
+    )
+
+
+def _check_stages(loaded: Loaded, model: Network) -> None:
+    """Refuses to go on with a network that stands on others than the saved one did: a tokenizer may have been trained further
+    since, and nothing else would tell that every token means something new."""
+    stages = model.stages()
+    for name, reference in loaded.document(CONFIG_FILE)["stages"].items():
+        stage, folder = stages.get(name), (loaded.folder / reference["path"]).resolve()
+        if stage is not None and stage.source_sha256 == reference["sha256"]:
+            continue
+        saved = _saved_weights(folder)
+        if stage is not None and _are_of(saved, stage):
+            continue
+        if stage is None or saved is not None:
+            raise ValueError(
+                f"{loaded.folder} was trained on the {name} at {folder}, and this trainer has "
+                f"{'none' if stage is None else 'another'}: give it that one, or start a new run from the weights with init_from"
+            )
+        logger.warning(
+            "the %s of this run is not at %s any more: see to it that the one given is the same", name, folder
+        )
 
 
 def _write_optimizer_shards(trainer: "Trainer", folder: Path, optimizers: dict[str, dict[str, Tensor]]) -> Path:

@@ -134,6 +134,10 @@ class Clock:
     """Training time, units and operations since the last report; looking and saving do not count."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Counts from now on."""
         self._start = time.perf_counter()
         self._paused = self._waited = self._flops = 0.0
         self._units = 0
@@ -152,7 +156,7 @@ class Clock:
     def paused(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._paused += time.perf_counter() - start
+        self._paused += time.perf_counter() - max(start, self._start)  # the report may have been made meanwhile
 
     def read(self, unit: str, processes: int, peak: float | None) -> dict[str, float]:
         seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
@@ -162,7 +166,7 @@ class Clock:
         }
         if peak is not None and self._flops:
             values["flop_utilisation"] = self._flops / seconds / peak
-        self.__init__()  # type: ignore[misc]
+        self.start()
         return values
 
 

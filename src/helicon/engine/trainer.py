@@ -118,12 +118,15 @@ class Trainer:
         self.trackers = Trackers(self.runtime.accelerator)
         self.writer = BackgroundWriter()
         self._saved_step: int | None = None
+        self._owes_checkpoint = False  # one was due while steps were not finite
         self._batches: Iterator[list[Batch]] | None = None
         self._ahead: list[Batch] | None = None  # the batches of the coming step
         self._pending: Pending | None = None  # numbers on their way from the device
         self._sample_batch: Batch | None = None
         self._inside_session = False
         self._signal: int | None = None
+        self._asked = torch.zeros_like(self.bad_steps)  # whether any process has got a signal
+        self._told: Pending | None = None  # that, on its way from the device
         self._clock = Clock()
         seed_everything(self.options.seed * 1_000_003 + self.runtime.rank)
         if newest is not None:
@@ -143,6 +146,7 @@ class Trainer:
                     log_fn(logs)
             self._save_once(final=True)
             self.writer.finish()
+            self._stop_if_asked()
         self.print(f"{self.name}: {self.step} steps done; the run is in {self.results_folder}")
 
     __call__ = train
@@ -187,9 +191,12 @@ class Trainer:
                     name = "loss" if update.network == first else f"{update.network}_loss"
                     for key, value in {name: total, **{k: v * share for k, v in loss.parts.items()}}.items():
                         logs[key] = logs[key] + value.detach() if key in logs else value.detach()
-        bad = self.runtime.any(~torch.isfinite(torch.stack([v for k, v in logs.items() if k.endswith("loss")]).sum()))
+        bad = ~torch.isfinite(torch.stack([v for k, v in logs.items() if k.endswith("loss")]).sum())
+        asked = torch.full_like(bad, self._signal is not None)
+        bad, self._asked = self.runtime.any(torch.stack([bad, asked])).unbind()  # one message for both
         for update in updates:
             optimizer, prefix = self.optimizers[update.network], "" if update.network == first else f"{update.network}_"
+            optimizer.schedule.catch_up(self.step)
             logs[f"{prefix}lr"] = torch.tensor(optimizer.schedule.lr)
             norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)
             logs[f"{prefix}grad_norm"] = norm
@@ -225,12 +232,11 @@ class Trainer:
             if self.feed.valid is not None and due(options.val_every or options.save_results_every):
                 self._report()
                 self.log(**self.validate())
-            if due(options.save_model_every):
+            if due(options.save_model_every) or self._owes_checkpoint:
                 self._save_once()
             if due(options.save_results_every):
                 self._write_samples()
-        # Processes see a signal at different moments: they agree on it when they synchronise anyway.
-        if logs_now or not self.runtime.is_distributed:
+        if self._is_asked_to_stop():
             self._stop_if_asked()
 
     # ------------------------------------------------------------------ who is trained, and in which mode
@@ -341,11 +347,8 @@ class Trainer:
         pending, self._pending = self._pending, None
         values = pending.read()
         in_a_row = int(values.pop("bad_in_a_row"))
-        if self.runtime.is_distributed:
-            gathered = self.runtime.gather(values)
-            values |= {
-                k: sum(v[k] for v in gathered) / len(gathered) for k in values if "lr" not in k and "norm" not in k
-            }
+        gathered = self.runtime.gather(values)
+        values = {name: sum(each[name] for each in gathered) / len(gathered) for name in values}
         values |= self._clock.read(self.task.unit, self.runtime.world_size, self.runtime.peak_flops())
         if self.device.type == "cuda":
             values["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
@@ -358,7 +361,7 @@ class Trainer:
 
     def _last_good(self) -> str:
         self.writer.wait()
-        found = checkpoints(self.results_folder)
+        found = [folder for folder in checkpoints(self.results_folder) if state.is_good(folder)]
         return (
             f"resume from {found[-1]}, the last good checkpoint" if found else "there is no checkpoint yet: start again"
         )
@@ -374,17 +377,21 @@ class Trainer:
         self.writer.wait()
         state.restore(self, Path(path))
         self._batches = self._ahead = self._pending = self._saved_step = None
+        self._owes_checkpoint = False
 
     def _save_once(self, final: bool = False) -> None:
         """A checkpoint of this step, unless there is one. While steps are not finite none is made (the weights themselves may
-        be spoilt), but for one at the end, which then pushes no earlier one out."""
+        be spoilt) until one is again, but for one at the end, which then pushes no earlier one out."""
         self._report()
         if self._saved_step == self.step:
             return
         is_bad = bool(self.bad_in_a_row > 0)
         if is_bad and not final:
-            logger.warning("step %d is not saved: its loss or gradient was not finite", self.step)
+            if not self._owes_checkpoint:
+                logger.warning("step %d is not saved: its loss or gradient was not finite", self.step)
+            self._owes_checkpoint = True
             return
+        self._owes_checkpoint = False
         state.save_in_background(self, keep_last=0 if is_bad else self.options.keep_last)
         self._saved_step = self.step
 
@@ -392,6 +399,17 @@ class Trainer:
         self.load(newest)
         self._saved_step = self.step
         self.print(f"{self.name}: resuming from step {self.step} ({newest})")
+
+    def _is_asked_to_stop(self) -> bool:
+        """Whether any process had got a signal when the step before this one was made.
+
+        Processes see a signal at different moments, and launchers do not wait long: so each step tells all of them. What it
+        told is read one step later, when it has arrived, so that nobody waits for the device.
+        """
+        if not self.runtime.is_distributed:
+            return self._signal is not None
+        told, self._told = self._told, Pending(self.step, {"asked": self._asked})
+        return told is not None and bool(told.read()["asked"])
 
     def _stop_if_asked(self) -> None:
         asked = max((number or 0) for number in self.runtime.gather(self._signal))
@@ -410,7 +428,7 @@ class Trainer:
     def session(self) -> Iterator[None]:
         """Train mode, reports and signal handlers for the length of a run; all is put back and ended also when it raises."""
         self._clock = Clock()
-        self._signal = None
+        self._signal = self._told = None
         owns_trackers = not self.trackers.started  # or else a `wandb_tracker` block around this ends them
         handlers = {}
         with locked(self.results_folder) if self.is_main else nullcontext():
