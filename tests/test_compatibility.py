@@ -2,12 +2,19 @@
 
 import inspect
 import re
+from ast import literal_eval
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import helicon
 from helicon.engine.options import ALIASES
+from models.semantic.builders import write
+from models.soundstream.tiny import HZ, tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 
@@ -41,6 +48,45 @@ SURFACE = {
         "save load generate forward",
     ),
     "Muse": ("base superres", "forward"),
+    "SoundStreamTrainer": (
+        "soundstream num_train_steps batch_size data_max_length data_max_length_seconds folder dataset val_dataset train_dataloader "
+        "val_dataloader lr grad_accum_every wd warmup_steps scheduler scheduler_kwargs discr_warmup_steps discr_scheduler "
+        "discr_scheduler_kwargs max_grad_norm discr_max_grad_norm save_results_every save_model_every log_losses_every results_folder "
+        "valid_frac random_split_seed use_ema ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every dl_num_workers "
+        "accelerator accelerate_kwargs init_process_group_timeout_seconds dataloader_drop_last split_batches use_wandb_tracking "
+        "force_clear_prev_results",
+        "ema_tokenizer tokenize set_model_as_ema_model_ save unwrapped_soundstream load multiscale_discriminator_iter "
+        "multiscale_discriminator_optim_iter print log wandb_tracker device is_distributed is_main is_local_main train_step train",
+    ),
+    "SoundStream": (
+        "channels strides channel_mults codebook_dim codebook_size finite_scalar_quantizer_levels rq_num_quantizers "
+        "rq_commitment_weight rq_ema_decay rq_quantize_dropout_multiple_of rq_groups rq_stochastic_sample_codes rq_rotation_trick "
+        "rq_kwargs use_lookup_free_quantizer use_finite_scalar_quantizer input_channels discr_multi_scales stft_normalized "
+        "enc_cycle_dilations dec_cycle_dilations multi_spectral_window_powers_of_two multi_spectral_n_ffts multi_spectral_n_mels "
+        "recon_loss_weight multi_spectral_recon_loss_weight adversarial_loss_weight feature_loss_weight quantize_dropout_cutoff_index "
+        "target_sample_hz use_local_attn attn_window_size attn_dim_head attn_heads attn_depth attn_xpos_scale_base "
+        "attn_dynamic_pos_bias use_gate_loop_layers squeeze_excite complex_stft_discr_logits_abs pad_mode stft_discriminator "
+        "complex_stft_discr_kwargs",
+        "device configs decode_from_codebook_indices decode save init_and_load_from load load_from_trainer_saved_obj "
+        "non_discr_parameters seq_len_multiple_of downsample_factor process_input tokenize forward",
+    ),
+    "AudioLMSoundStream": ("strides target_sample_hz rq_num_quantizers", ""),
+    "MusicLMSoundStream": ("strides target_sample_hz rq_num_quantizers", ""),
+    "EncodecWrapper": (
+        "target_sample_hz strides num_quantizers bandwidth",
+        "seq_len_multiple_of downsample_factor forward decode_from_codebook_indices get_emb_from_indices decode",
+    ),
+    "HubertWithKmeans": (
+        "checkpoint_path kmeans_path target_sample_hz seq_len_multiple_of output_layer",
+        "groups codebook_size downsample_factor forward",
+    ),
+    "FairseqVQWav2Vec": (
+        "checkpoint_path target_sample_hz seq_len_multiple_of",
+        "groups downsample_factor codebook_size forward",
+    ),
+    "SoundDataset": ("folder target_sample_hz exts max_length seq_len_multiple_of", ""),
+    "get_dataloader": ("ds pad_to_longest", ""),
+    "AudioDataset": ("folder audio_extension", ""),
 }
 FORWARD = {
     "VQGanVAE": "img return_loss return_discr_loss return_recons add_gradient_penalty",
@@ -48,6 +94,67 @@ FORWARD = {
     "MaskGit": "images_or_ids ignore_index cond_images cond_token_ids texts text_embeds cond_drop_prob train_only_generator "
     "sample_temperature",
     "Muse": "texts cond_scale temperature timesteps superres_timesteps return_lowres return_pil_images",
+    "SoundStream": "x target is_denoising return_encoded return_codes_only return_discr_loss return_discr_losses_separately "
+    "return_loss_breakdown return_recons_only input_sample_hz apply_grad_penalty curtail_from_left",
+    "EncodecWrapper": "x input_sample_hz return_encoded",
+    "HubertWithKmeans": "wav_input flatten input_sample_hz",
+    "FairseqVQWav2Vec": "wav_input flatten input_sample_hz",
+}
+# The values their keywords have where nothing is said. (A trainer's results_folder is named after it.)
+DEFAULTS = {
+    "SoundStreamTrainer": "data_max_length=None data_max_length_seconds=None folder=None dataset=None val_dataset=None train_dataloader=None "
+    "val_dataloader=None lr=0.0002 grad_accum_every=4 wd=0.0 warmup_steps=1000 scheduler=None scheduler_kwargs={} "
+    "discr_warmup_steps=None discr_scheduler=None discr_scheduler_kwargs={} max_grad_norm=0.5 discr_max_grad_norm=None "
+    "save_results_every=100 save_model_every=1000 log_losses_every=1 valid_frac=0.05 random_split_seed=42 use_ema=True "
+    "ema_beta=0.995 ema_update_after_step=500 ema_update_every=10 apply_grad_penalty_every=4 dl_num_workers=0 "
+    "accelerator=None accelerate_kwargs={} init_process_group_timeout_seconds=1800 dataloader_drop_last=True "
+    "split_batches=False use_wandb_tracking=False force_clear_prev_results=None",
+    "SoundStream": "channels=32 strides=(2,4,5,8) channel_mults=(2,4,8,16) codebook_dim=512 codebook_size=None "
+    "finite_scalar_quantizer_levels=None rq_num_quantizers=8 rq_commitment_weight=1.0 rq_ema_decay=0.95 "
+    "rq_quantize_dropout_multiple_of=1 rq_groups=1 rq_stochastic_sample_codes=False rq_rotation_trick=True rq_kwargs={} "
+    "use_lookup_free_quantizer=False use_finite_scalar_quantizer=False input_channels=1 discr_multi_scales=(1,0.5,0.25) "
+    "stft_normalized=False enc_cycle_dilations=(1,3,9) dec_cycle_dilations=(1,3,9) "
+    "multi_spectral_window_powers_of_two=(6,7,8,9,10,11) multi_spectral_n_ffts=512 multi_spectral_n_mels=64 "
+    "recon_loss_weight=1.0 multi_spectral_recon_loss_weight=1e-05 adversarial_loss_weight=1.0 feature_loss_weight=100 "
+    "quantize_dropout_cutoff_index=1 target_sample_hz=16000 use_local_attn=True attn_window_size=128 attn_dim_head=64 "
+    "attn_heads=8 attn_depth=1 squeeze_excite=False pad_mode='reflect' stft_discriminator=None complex_stft_discr_kwargs={}",
+    "AudioLMSoundStream": "strides=(2,4,5,8) target_sample_hz=16000 rq_num_quantizers=12",
+    "MusicLMSoundStream": "strides=(3,4,5,8) target_sample_hz=24000 rq_num_quantizers=12",
+    "EncodecWrapper": "target_sample_hz=24000 strides=(2,4,5,8) num_quantizers=8 bandwidth=6.0",
+    "HubertWithKmeans": "target_sample_hz=16000 seq_len_multiple_of=None output_layer=9",
+    "FairseqVQWav2Vec": "target_sample_hz=24000 seq_len_multiple_of=None",
+    "SoundDataset": "exts=('flac','wav','mp3','webm') max_length=None seq_len_multiple_of=None",
+    "get_dataloader": "pad_to_longest=True",
+    "AudioDataset": "audio_extension='.flac'",
+}
+REFUSED_VALUES = {"attn_xpos_scale_base": 512.0}  # True for the others
+
+
+def sound_trainer(**keywords: Any) -> Any:
+    settings: dict[str, Any] = {"num_train_steps": 1, "batch_size": 1, "valid_frac": 0.0, "tensorboard": False}
+    return helicon.SoundStreamTrainer(tiny(), dataset=[torch.zeros(HZ // 50)] * 4, **settings, **keywords)
+
+
+def encodec(**keywords: Any) -> Any:
+    config = transformers.EncodecConfig(
+        num_filters=4, hidden_size=8, upsampling_ratios=[3, 2], num_lstm_layers=1, codebook_size=16, sampling_rate=800
+    )
+    transformers.EncodecModel(config).save_pretrained("encodec")
+    return helicon.EncodecWrapper(model="encodec", num_quantizers=2, **keywords)
+
+
+# Objects of the classes whose members are there once they are built, or that refuse keywords.
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "VQGanVAE": lambda **keywords: helicon.VQGanVAE(
+        dim=8, layers=2, discr_layers=1, encdec_resnet_groups=2, codebook_size=16, vq_decay=0.9, **keywords
+    ),
+    "SoundStreamTrainer": sound_trainer,
+    "SoundStream": tiny,
+    "EncodecWrapper": encodec,
+    "HubertWithKmeans": lambda **keywords: helicon.HubertWithKmeans(
+        write("hubert", Path("hubert")), output_layer=2, codebook_size=7, **keywords
+    ),
+    "FairseqVQWav2Vec": lambda **keywords: helicon.FairseqVQWav2Vec(write("wav2vec2", Path("wav2vec2")), **keywords),
 }
 
 
@@ -74,11 +181,17 @@ def test_honoured_keywords_are_in_the_signature_and_members_exist(name: str) -> 
     for keyword in keywords.split():
         if table[keyword][0] in ("honoured", "no effect"):
             assert ALIASES.get(keyword, keyword) in parameters, keyword
-    if name == "VQGanVAE":
-        vae = found(dim=8, layers=2, discr_layers=1, encdec_resnet_groups=2, codebook_size=16, vq_decay=0.9)
-        assert all(hasattr(vae, member) for member in members.split())
-    else:
-        assert all(hasattr(found, member) for member in members.split())
+    owner = BUILDERS[name]() if name in BUILDERS else found
+    assert all(hasattr(owner, member) for member in members.split() if table[member][0] != "refused")
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_is_the_reference_s_or_the_page_states_it(name: str) -> None:
+    parameters, table = inspect.signature(getattr(helicon, name)).parameters, verdicts(name)
+    for keyword, known in (pair.split("=") for pair in DEFAULTS[name].split()):
+        own = parameters[ALIASES.get(keyword, keyword)].default
+        stated = re.match(r"`([^`]+)` by default", table[keyword][1])
+        assert own == literal_eval(stated[1] if stated else known), keyword
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -87,9 +200,19 @@ def test_forward_takes_what_it_took(name: str) -> None:
     assert not set(expected) - inspect.signature(getattr(helicon, name).forward).parameters.keys()
 
 
-@pytest.mark.parametrize("name", SURFACE)
-def test_refused_keywords_raise_the_sentence_of_the_page(name: str) -> None:
-    for keyword, (verdict, sentence) in verdicts(name).items():
-        if verdict == "refused":
-            with pytest.raises(TypeError, match=re.escape(sentence)):
-                getattr(helicon, name)(dim=8, **{keyword: 1})
+REFUSED = [
+    (name, refused, sentence)
+    for name in SURFACE
+    for refused, (verdict, sentence) in verdicts(name).items()
+    if verdict == "refused"
+]
+
+
+@pytest.mark.parametrize(("name", "refused", "sentence"), REFUSED)
+def test_what_is_refused_raises_the_sentence_of_the_page(name: str, refused: str, sentence: str) -> None:
+    if refused in SURFACE[name][1].split():
+        with pytest.raises(AttributeError, match=re.escape(sentence)):
+            getattr(BUILDERS[name](), refused)
+    else:
+        with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
+            BUILDERS[name](**{refused: REFUSED_VALUES.get(refused, True)})

@@ -56,9 +56,9 @@ def share_right(maskgit: MaskGit, asked: SyntheticShapes, texts: Sequence[str] |
 
 @pytest.mark.slow
 def test_maskgit_draws_the_shape_and_the_colour_its_caption_names_also_pairs_it_has_never_seen() -> None:
-    """Chance is one in 48. Measured over 100 pictures each: 97 % for pairs it has seen, 99 % for those it has not, 2 % without caption."""
+    """Chance is one in 48. Measured over 100 pictures each: 94 % for pairs it has seen, 98 % for those it has not, 3 % without caption."""
     train("muse/vqgan-demo", "tokenizer", "save_results_every=500", "save_model_every=500")
-    train("muse/maskgit-demo", "run", "vae=tokenizer", "save_results_every=1800", "save_model_every=1800")
+    train("muse/maskgit-demo", "run", "vae=tokenizer", "save_results_every=2200", "save_model_every=2200")
     recipe = load_recipe("muse/maskgit-demo", [], sections=lambda name: registry.entries[name].recipe_sections())
     held_out = [(shape, colour) for shape, colour in recipe.data["shapes"]["held_out"]]
     maskgit = helicon.load("run")
