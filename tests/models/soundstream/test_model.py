@@ -60,9 +60,10 @@ def test_the_shapes_of_all_answers():
     loss = model(audio)
     assert loss.shape == () and loss.requires_grad
     loss, breakdown = model(audio, return_loss_breakdown=True)
-    recon, multi_spectral, adversarial, feature, commitment = breakdown
+    *_, commitment = breakdown
     assert isinstance(breakdown, LossBreakdown) and not any(term.requires_grad for term in breakdown)
-    weighted = 1.0 * recon + multi_spectral + 0.5 * adversarial + 0.5 * feature + commitment
+    shares = dict(zip(("wave", "mel", "adversarial", "feature"), breakdown[:4], strict=True))
+    weighted = sum(model.loss.weights[name] * term for name, term in shares.items()) + commitment
     torch.testing.assert_close(loss.detach(), weighted)
     assert model(audio, return_recons_only=True).shape == (2, 1, 205)
     assert model(audio, return_codes_only=True).shape == (2, 26, 3)
@@ -165,7 +166,8 @@ def test_coding_leaves_mode_and_codebooks_as_they_were(is_training: bool):
     model.autoencoder.encoder.eval()
     modes, before = [m.training for m in model.modules()], state(model)
     codes = model.tokenize(sound())
-    model.decode(codes), model.encode_latents(sound()), model(sound(), return_codes_only=True)
+    model.decode(codes), model(sound(), return_codes_only=True)
+    model.decode(model.encode_latents(sound()), quantize=True)
     assert [m.training for m in model.modules()] == modes and unchanged(model, before)
     assert (codes >= 0).all(), "all levels, though quantize dropout is on while training"
     assert torch.equal(codes, model(sound(), return_codes_only=True))

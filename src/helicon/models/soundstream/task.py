@@ -165,7 +165,7 @@ def write_wave(path: Path, wave: Float[Tensor, "c n"], sample_hz: int) -> None:
         raise OSError(f"{path} could not be written ({error})") from error
 
 
-def spectrogram_grid(rows: Sequence[Mapping[str, Float[Tensor, "c n"]]], sample_hz: int) -> Image.Image:
+def spectrogram_grid(rows: Sequence[Mapping[str, Float[Tensor, "c _"]]], sample_hz: int) -> Image.Image:
     """The spectrogram of every wave (of its channels' mean), one sound a row, under its name."""
     pictures = [
         [spectrogram_image(wave.mean(dim=0), sample_hz, f"{number:02d} {name}") for name, wave in row.items()]
