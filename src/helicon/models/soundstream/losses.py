@@ -274,7 +274,9 @@ class CodecLoss(nn.Module):
 
     def _judged(self, audio: Tensor, target: Tensor, judge: Judge, real: Judgements | None) -> Terms:
         terms = {}
-        fake = judge(audio) if {"adversarial", "feature"} & self.weights.keys() else {}
+        # A balancer goes backwards through the discriminators twice, which compiled graphs refuse.
+        with torch.compiler.set_stance("default" if self.balancer is None else "force_eager"):
+            fake = judge(audio) if {"adversarial", "feature"} & self.weights.keys() else {}
         if "adversarial" in self.weights:
             terms["adversarial"] = adversarial_loss(fake, self.adversarial)
         if "feature" in self.weights:
