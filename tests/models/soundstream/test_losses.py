@@ -95,6 +95,14 @@ def test_equal_sounds_and_silence_have_a_finite_gradient(measure: MelLoss, level
     assert audio.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("measure", [MEL, PAPER])
+def test_a_network_that_is_almost_silent_is_told_to_speak_up(measure: MelLoss):
+    audio, target = waves()
+    quiet = (audio * 1e-7).requires_grad_()
+    measure(quiet, target).backward()
+    assert (quiet.grad * quiet).sum() < 0, "louder would be better, though all of it is below the floor"
+
+
 def test_distances_are_float32_under_autocast():
     """44: the reference leaves its mel losses to whatever autocast does."""
     a, b = waves()
@@ -254,6 +262,59 @@ def test_without_balance_the_gradient_is_that_of_the_weighted_sum():
     total.backward()
     torch.testing.assert_close(audio.grad, plain.grad, rtol=1e-4, atol=1e-7)
     assert not audio.grad[1, :, 150:].any()
+
+
+def test_balanced_terms_have_their_shares_and_the_discriminators_one_for_both():
+    network, (audio, target) = discriminators(), waves()
+    audio.requires_grad_()
+    CodecLoss(MEL, WEIGHTS).of_autoencoder(audio, target, judge=network)[0].backward()
+    plain = audio.detach().clone().requires_grad_()
+    fake = network(plain)
+    judged = 0.5 * adversarial_loss(fake, "hinge") + 3.0 * feature_loss(fake, network(target))
+    expected = torch.zeros_like(plain)
+    for term, share in ((wave_loss(plain, target), 1.0), (MEL(plain, target), 2.0), (judged, 3.5)):
+        (gradient,) = torch.autograd.grad(term, plain)
+        expected += share / 6.5 / 2 * gradient / gradient.flatten(1).norm(dim=1).mean()
+    torch.testing.assert_close(audio.grad, expected, rtol=1e-3, atol=1e-6)
+
+
+class Counted(torch.autograd.Function):
+    """Notes when a backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, audio: Tensor, passes: list[int]) -> Tensor:
+        ctx.passes = passes
+        return audio.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.passes.append(1)
+        return gradient, None
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_one_backward_pass_goes_through_the_discriminators(balanced: bool):
+    """Compiled ones allow no second."""
+    network, (audio, target), passes = discriminators(), waves(), []
+    audio.requires_grad_()
+    judge = lambda given: network(Counted.apply(given, passes))
+    CodecLoss(MEL, WEIGHTS, balanced=balanced).of_autoencoder(audio, target, judge=judge)[0].backward()
+    assert len(passes) == 1
+
+
+def test_float16_does_not_lose_small_gradients():
+    torch.manual_seed(0)
+    network = Discriminators({"period": PeriodDiscriminator(2, channels=4)})
+    network.members["period"].to_logits.parametrizations.weight.original0.data *= 1e-2  # one that is not sure yet
+    target = waves(1, length=4000)[0]
+    loss = CodecLoss(MEL, {"wave": 1e-9, "adversarial": 1.0}, balanced=False)
+    gradients = []
+    for is_half in (False, True):
+        audio = waves(1, length=4000)[0].requires_grad_()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=is_half):
+            loss.of_autoencoder(audio, target, judge=network)[0].backward()
+        gradients.append(audio.grad)
+    assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
 def test_what_the_discriminators_said_of_the_target_is_used_again():

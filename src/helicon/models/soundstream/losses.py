@@ -29,6 +29,10 @@ Judge = Callable[..., Judgements]  # audio [b, c, n] to what is said of it (`Dis
 Terms = dict[str, Tensor]  # 0-d each
 
 PENALTY = "gradient_penalty"
+JUDGED = ("adversarial", "feature")  # the terms that the discriminators have a part in
+# Gradients of means over many logits are tiny, and float16 would lose them on their way through the discriminators. They are
+# scaled up for it, and down again: by a power of two, which changes nothing else.
+GRADIENT_SCALE = 2.0**12
 AdversarialKind = Literal["hinge", "least_squares"]
 
 
@@ -74,6 +78,7 @@ class MelLoss:
         terms = []
         for window, n_mels, n_fft in zip(self.windows, self.n_mels, self.n_ffts, strict=True):
             hop = window // 4
+            # (Added, and no lower bound: below a bound there is no gradient, and a silent network would stay silent.)
             fake, real = (
                 mel_spectrogram(x, self.sample_hz, n_fft, hop, n_mels, win_length=window) + LOG_FLOOR
                 for x in (audio, target)
@@ -164,6 +169,11 @@ def with_known_gradient(
     return value.detach() + (linear - linear.detach())
 
 
+def _gradient_of(loss: Float[Tensor, ""], leaf: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(loss * GRADIENT_SCALE, leaf)
+    return gradient / GRADIENT_SCALE
+
+
 class Balancer(nn.Module):
     """Adds up the gradients of several terms so that each has the share its weight says:
 
@@ -210,7 +220,8 @@ class CodecLoss(nn.Module):
     weights: of the terms "wave", "mel", "adversarial" and "feature"; one of weight 0 is not computed.
     adversarial: "hinge" or "least_squares".
     relative_features: see `feature_loss`.
-    balanced: the weights are shares of the gradient (`Balancer`), not factors of the losses.
+    balanced: the weights are shares of the gradient (`Balancer`), not factors of the losses. The discriminators' two terms
+        have one share, the sum of their weights, and between the two the weights are factors.
     """
 
     def __init__(
@@ -230,7 +241,7 @@ class CodecLoss(nn.Module):
                 "must be positive"
             )
         self.adversarial, self.relative_features = adversarial, relative_features
-        self.balancer = Balancer(list(self.weights)) if balanced else None
+        self.balancer = Balancer(("wave", "mel", "judged")) if balanced else None
 
     def distances(
         self, audio: Float[Tensor, "b c n"], target: Float[Tensor, "b c n"], lengths: Int[Tensor, " b"] | None = None
@@ -273,10 +284,10 @@ class CodecLoss(nn.Module):
         return with_known_gradient(audio, total, gradient), known
 
     def _judged(self, audio: Tensor, target: Tensor, judge: Judge, real: Judgements | None) -> Terms:
-        terms = {}
-        # A balancer goes backwards through the discriminators twice, which compiled graphs refuse.
-        with torch.compiler.set_stance("default" if self.balancer is None else "force_eager"):
-            fake = judge(audio) if {"adversarial", "feature"} & self.weights.keys() else {}
+        terms: Terms = {}
+        if not self.weights.keys() & set(JUDGED):
+            return terms
+        fake = judge(audio)
         if "adversarial" in self.weights:
             terms["adversarial"] = adversarial_loss(fake, self.adversarial)
         if "feature" in self.weights:
@@ -288,12 +299,15 @@ class CodecLoss(nn.Module):
 
     def _gradient(self, terms: Terms, leaf: Tensor, across_ranks: bool) -> Tensor:
         if self.balancer is None:
-            return torch.autograd.grad(self.total(terms), leaf)[0]
-        last = next(reversed(terms))  # the discriminators' graph is gone through twice
-        gradients = {
-            name: torch.autograd.grad(term, leaf, retain_graph=name != last)[0] for name, term in terms.items()
-        }
-        return self.balancer(gradients, self.weights, across_ranks)
+            return _gradient_of(self.total(terms), leaf)
+        losses: Terms = {}
+        shares: dict[str, float] = {}
+        for name, term in terms.items():
+            # One backward pass for the two: a compiled graph allows no second, and it is half the work.
+            group = "judged" if name in JUDGED else name
+            losses[group] = losses.get(group, 0.0) + self.weights[name] * term
+            shares[group] = shares.get(group, 0.0) + self.weights[name]
+        return self.balancer({name: _gradient_of(loss, leaf) for name, loss in losses.items()}, shares, across_ranks)
 
     def of_discriminators(
         self,

@@ -10,7 +10,7 @@ Letters: b batch, c audio channels, n samples, t frames, d features of a frame, 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -335,9 +335,10 @@ class SoundStream(Network):
         self, codes: Int[Tensor, "b t q"] | Float[Tensor, "b t d"], quantize: bool = False
     ) -> Float[Tensor, "b c n"]:
         """Audio of codes, or of the first few of every frame; or of latents, which `quantize` quantizes first."""
-        if codes.is_floating_point():
+        if not codes.is_floating_point():
+            return self.decode_from_codebook_indices(codes)
+        with self._evaluating():  # with all levels, and without teaching the codebooks
             return self.autoencoder.decode(self.autoencoder.quantize(codes).values if quantize else codes)
-        return self.decode_from_codebook_indices(codes)
 
     @torch.no_grad()
     def decode_latents(self, latents: Float[Tensor, "b t d"], lengths: Lengths | None = None) -> Float[Tensor, "b c n"]:
@@ -361,7 +362,12 @@ class SoundStream(Network):
         return self.autoencoder.stream(is_denoising)
 
     def _per_frame(
-        self, function: Any, audio: Audio, lengths: Lengths | None, input_sample_hz: int | None, fill: int
+        self,
+        function: Callable[[Tensor], Tensor],
+        audio: Audio,
+        lengths: Lengths | None,
+        input_sample_hz: int | None,
+        fill: int,
     ) -> Tensor:
         if lengths is not None and input_sample_hz is not None:
             audio = without_padding(self.process_input(audio), lengths)  # before its neighbours can hear it
