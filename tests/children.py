@@ -15,6 +15,7 @@ def start(work: Callable[[], object], said: str = os.devnull) -> int:
     if child:
         return child
     code = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     try:
         sys.stdout = Path(said).open("w", buffering=1)  # noqa: SIM115 (until the process ends)
         work()

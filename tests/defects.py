@@ -1,6 +1,6 @@
 """Puts known defects back, one at a time, and looks whether the tests that stand against them fail.
 
-    python tests/defects.py              all of them (about a quarter of an hour)
+    python tests/defects.py              all of them (about half an hour)
     python tests/defects.py D-R1 D-V2    those alone
     python tests/defects.py --write      writes the table of DEFECTS.md anew from the list
 
@@ -17,10 +17,10 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from defect_list import engine, image, muse
+from defect_list import audio, codec, engine, image, muse
 from defect_list.entry import Defect
 
-DEFECTS = [*engine.DEFECTS, *image.DEFECTS, *muse.DEFECTS]
+DEFECTS = [*engine.DEFECTS, *image.DEFECTS, *muse.DEFECTS, *audio.DEFECTS, *codec.DEFECTS]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "DEFECTS.md"
 HEADER = "| id | what went wrong | test |\n|---|---|---|\n"

@@ -4,6 +4,7 @@ import inspect
 import re
 from ast import literal_eval
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 
 import helicon
 from helicon.engine.options import ALIASES
+from models.audiolm.tiny import ALL_CODES, IDS, KINDS
 from models.semantic.builders import write
 from models.soundstream.tiny import HZ, tiny
 
@@ -88,6 +90,56 @@ SURFACE = {
     "get_dataloader": ("ds pad_to_longest", ""),
     "AudioDataset": ("folder audio_extension", ""),
 }
+OF_STAGES = (
+    "dim depth heads attn_dropout ff_dropout t5_name cond_dim has_condition audio_text_condition "
+    "cond_as_self_attn_prefix cond_drop_prob grad_shrink_alpha rel_pos_bias flash_attn"
+)
+OF_STAGE_TRAINERS = (
+    "num_train_steps batch_size audio_conditioner dataset valid_dataset data_max_length data_max_length_seconds "
+    "folder lr grad_accum_every wd max_grad_norm valid_frac random_split_seed save_results_every save_model_every "
+    "results_folder accelerate_kwargs init_process_group_timeout_seconds use_wandb_tracking split_batches drop_last "
+    "force_clear_prev_results average_valid_loss_over_grad_accum_every"
+)
+MEMBERS_OF_STAGE_TRAINERS = (
+    "save load print generate device is_distributed is_main is_local_main wandb_tracker train_step train"
+)
+STAGE_MEMBERS = "device load forward_with_cond_scale forward"
+SURFACE |= {
+    "SemanticTransformerTrainer": (
+        f"wav2vec transformer {OF_STAGE_TRAINERS}",
+        f"{MEMBERS_OF_STAGE_TRAINERS} data_tuple_to_kwargs",
+    ),
+    "CoarseTransformerTrainer": (f"transformer codec wav2vec ds_fields {OF_STAGE_TRAINERS}", MEMBERS_OF_STAGE_TRAINERS),
+    "FineTransformerTrainer": (
+        f"transformer codec dataset_normalize {OF_STAGE_TRAINERS}",
+        f"{MEMBERS_OF_STAGE_TRAINERS} data_tuple_to_kwargs",
+    ),
+    "SemanticTransformer": (f"num_semantic_tokens {OF_STAGES}", STAGE_MEMBERS),
+    "CoarseTransformer": (
+        f"codebook_size num_coarse_quantizers num_semantic_tokens project_semantic_logits {OF_STAGES}",
+        STAGE_MEMBERS,
+    ),
+    "FineTransformer": (
+        f"num_coarse_quantizers num_fine_quantizers codebook_size project_coarse_logits pad_id {OF_STAGES}",
+        STAGE_MEMBERS,
+    ),
+    "SemanticTransformerWrapper": (
+        "transformer wav2vec audio_conditioner pad_id unique_consecutive mask_prob",
+        "device embed_text generate forward",
+    ),
+    "CoarseTransformerWrapper": (
+        "transformer codec wav2vec audio_conditioner pad_id unique_consecutive semantic_cross_entropy_loss_weight mask_prob",
+        "device generate forward",
+    ),
+    "FineTransformerWrapper": (
+        "transformer codec audio_conditioner coarse_cross_entropy_loss_weight pad_id mask_prob",
+        "device generate forward",
+    ),
+    "AudioLM": (
+        "wav2vec codec semantic_transformer coarse_transformer fine_transformer audio_conditioner unique_consecutive",
+        "device forward",
+    ),
+}
 FORWARD = {
     "VQGanVAE": "img return_loss return_discr_loss return_recons add_gradient_penalty",
     "Transformer": "x return_embed return_logits labels ignore_index self_cond_embed cond_drop_prob conditioning_token_ids texts text_embeds",
@@ -99,6 +151,14 @@ FORWARD = {
     "EncodecWrapper": "x input_sample_hz return_encoded",
     "HubertWithKmeans": "wav_input flatten input_sample_hz",
     "FairseqVQWav2Vec": "wav_input flatten input_sample_hz",
+    "SemanticTransformer": "ids text text_embeds cond_drop_prob",
+    "CoarseTransformer": "semantic_token_ids coarse_token_ids text text_embeds cond_drop_prob return_only_coarse_logits",
+    "FineTransformer": "coarse_token_ids fine_token_ids text text_embeds cond_drop_prob return_only_fine_logits",
+    "SemanticTransformerWrapper": "semantic_token_ids raw_wave text text_embeds return_loss",
+    "CoarseTransformerWrapper": "semantic_token_ids raw_wave raw_wave_for_codec text text_embeds coarse_token_ids return_loss",
+    "FineTransformerWrapper": "raw_wave text text_embeds token_ids coarse_token_ids fine_token_ids return_loss",
+    "AudioLM": "batch_size text text_embeds prime_wave prime_wave_input_sample_hz prime_wave_path max_length "
+    "return_coarse_generated_wave mask_out_generated_fine_tokens",
 }
 # The values their keywords have where nothing is said. (A trainer's results_folder is named after it.)
 DEFAULTS = {
@@ -127,6 +187,26 @@ DEFAULTS = {
     "get_dataloader": "pad_to_longest=True",
     "AudioDataset": "audio_extension='.flac'",
 }
+DEFAULTS |= dict.fromkeys(
+    ("SemanticTransformerTrainer", "CoarseTransformerTrainer", "FineTransformerTrainer"),
+    "audio_conditioner=None dataset=None valid_dataset=None data_max_length=None data_max_length_seconds=None "
+    "folder=None lr=0.0003 grad_accum_every=1 wd=0.0 max_grad_norm=0.5 valid_frac=0.05 random_split_seed=42 "
+    "save_results_every=100 save_model_every=1000 accelerate_kwargs={} init_process_group_timeout_seconds=1800 "
+    "split_batches=False drop_last=False use_wandb_tracking=False force_clear_prev_results=None "
+    "average_valid_loss_over_grad_accum_every=True",
+)
+DEFAULTS |= {
+    **dict.fromkeys(
+        ("SemanticTransformer", "CoarseTransformer", "FineTransformer"),
+        "heads=8 attn_dropout=0.0 ff_dropout=0.0 cond_dim=None has_condition=False audio_text_condition=False "
+        "cond_as_self_attn_prefix=False cond_drop_prob=0.5 grad_shrink_alpha=0.1 rel_pos_bias=True flash_attn=False",
+    ),
+    "SemanticTransformerWrapper": "wav2vec=None audio_conditioner=None pad_id=-1 unique_consecutive=True mask_prob=0.15",
+    "CoarseTransformerWrapper": "codec=None wav2vec=None audio_conditioner=None pad_id=-1 unique_consecutive=True "
+    "semantic_cross_entropy_loss_weight=1.0 mask_prob=0.15",
+    "FineTransformerWrapper": "codec=None audio_conditioner=None coarse_cross_entropy_loss_weight=1.0 pad_id=-1 mask_prob=0.15",
+    "AudioLM": "audio_conditioner=None unique_consecutive=True",
+}
 REFUSED_VALUES = {"attn_xpos_scale_base": 512.0}  # True for the others
 
 
@@ -143,6 +223,14 @@ def encodec(**keywords: Any) -> Any:
     return helicon.EncodecWrapper(model="encodec", num_quantizers=2, **keywords)
 
 
+def stage_trainer(name: str, **keywords: Any) -> Any:
+    kind = KINDS[name]
+    settings: dict[str, Any] = {"num_train_steps": 1, "batch_size": 1, "valid_frac": 0.0, "tensorboard": False}
+    trainer = getattr(helicon, f"{name.title()}TransformerTrainer")
+    rows = {"semantic_token_ids": IDS[0], "token_ids": ALL_CODES[1]}
+    return trainer(kind.stage(), dataset=[rows] * 4, **settings, **keywords)
+
+
 # Objects of the classes whose members are there once they are built, or that refuse keywords.
 BUILDERS: dict[str, Callable[..., Any]] = {
     "VQGanVAE": lambda **keywords: helicon.VQGanVAE(
@@ -155,6 +243,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
         write("hubert", Path("hubert")), output_layer=2, codebook_size=7, **keywords
     ),
     "FairseqVQWav2Vec": lambda **keywords: helicon.FairseqVQWav2Vec(write("wav2vec2", Path("wav2vec2")), **keywords),
+    **{f"{name.title()}Transformer": kind.build for name, kind in KINDS.items()},
+    **{f"{name.title()}TransformerWrapper": kind.stage for name, kind in KINDS.items()},
+    **{f"{name.title()}TransformerTrainer": partial(stage_trainer, name) for name in ("semantic", "coarse", "fine")},
+    "AudioLM": lambda: helicon.AudioLM(
+        **{f"{name}_transformer": KINDS[name].build() for name in ("semantic", "coarse", "fine")},
+        codec=tiny(codebook_size=7, rq_num_quantizers=5),
+    ),
 }
 
 

@@ -73,6 +73,12 @@ def test_held_out_pairs_never_appear_and_can_be_asked_for():
     assert {(words.shape, words.colour) for words in map(test.attributes, range(100))} == set(held_out)
 
 
+def test_kinds_of_shapes_can_be_chosen():
+    data = SyntheticShapes(500, 8, kinds=["ring", "cross"], held_out=[("ring", "red")])
+    seen = {(words.shape, words.colour) for words in map(data.attributes, range(500))}
+    assert len(seen) == 15 and {shape for shape, _ in seen} == {"ring", "cross"}
+
+
 def test_sizes_and_places_can_be_chosen():
     data = SyntheticShapes(200, 32, sizes=["huge"], places=["in the centre"])
     for index in range(200):
@@ -121,6 +127,10 @@ def test_what_cannot_be_drawn_is_refused():
         SyntheticShapes(3, 8, sizes=["huge"])
     with pytest.raises(ValueError, match=r"\('circle', 'pink'\) is no pair of a shape \(circle, .*red"):
         SyntheticShapes(3, 8, held_out=[("circle", "pink")])
+    with pytest.raises(ValueError, match=r"kinds=\['blob'\]: give a list of at least one of circle, square"):
+        SyntheticShapes(3, 8, kinds=["blob"])
+    with pytest.raises(ValueError, match=r"\('star', 'red'\) is no pair of a shape \(ring\) and a colour"):
+        SyntheticShapes(3, 8, kinds=["ring"], held_out=[("star", "red")])
     with pytest.raises(ValueError, match="leave at least one"):
         SyntheticShapes(3, 8, held_out=[("ring", "red")], only=[("ring", "red")])
     with pytest.raises(ValueError, match="num_samples=0"):

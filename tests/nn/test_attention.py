@@ -11,6 +11,7 @@ from helicon.nn.attention import (
     additive,
     attend,
     attend_in_window,
+    attend_to_kept,
     causal_mask,
     window_mask,
 )
@@ -55,6 +56,35 @@ def test_attention_in_a_window_is_its_definition(n, window_size, kv_heads):
     given = torch.randn_like(out)
     actual_gradient, expected_gradient = (torch.autograd.grad(x, queries, given)[0] for x in (out, expected))
     torch.testing.assert_close(actual_gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("dim_head", [6, 8, 17])
+def test_causal_attention_to_kept_keys_is_biased_attention(dim_head, kv_heads):
+    queries, keys, values = (
+        torch.randn(3, heads, 9, dim_head, requires_grad=True) for heads in (4, kv_heads, kv_heads)
+    )
+    keep = torch.rand(3, 9) < 0.6
+    keep[:, 0] = True
+    bias = additive(keep[:, None, None] & causal_mask(9, queries.device), torch.float32)
+    out, expected = attend_to_kept(queries, keys, values, keep), attend(queries, keys, values, bias)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    given = torch.randn_like(out)
+    gradients = (torch.autograd.grad(x, (queries, keys, values), given) for x in (out, expected))
+    for actual, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_with_all_its_keys_hidden_a_query_attends_to_its_past(dtype):
+    queries, keys, values = (torch.randn(2, 2, 5, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    keep = torch.tensor([[False, False, True, False, True], [False] * 5])
+    out = attend_to_kept(queries, keys, values, keep)
+    out.float().square().sum().backward()
+    assert out.isfinite().all() and all(x.grad.isfinite().all() for x in (queries, keys, values))
+    past = naive(queries, keys, values, causal_mask(5, queries.device))
+    torch.testing.assert_close(out[0, :, :2], past[0, :, :2], atol=0.02, rtol=0.02)
+    torch.testing.assert_close(out[1], past[1], atol=0.02, rtol=0.02)
 
 
 def test_a_cache_gives_up_its_oldest_slots():

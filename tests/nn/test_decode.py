@@ -7,6 +7,7 @@ from helicon.nn.sampling import Sampling, guide
 from helicon.nn.transformer import Transformer
 
 DIM, VOCABULARY, EOS = 12, 9, 8
+STREAMS, BLANK = 3, 0
 GREEDY = Sampling(temperature=0.0)
 
 FAMILIES = {
@@ -40,9 +41,36 @@ class Family(TokenModel):
         return (tokens != EOS) | (index % 2 == 0)
 
 
-def build(**options) -> Family:
+class StreamedFamily(TokenModel):
+    """Three streams, each a step behind the one above: until a stream starts it holds `BLANK`, and never after.
+
+    With `shared_rules` all streams may draw the same: everything but `BLANK`.
+    """
+
+    def __init__(self, shared_rules: bool = False, **options):
+        super().__init__()
+        self.vocabulary, self.streams, self.shared_rules = VOCABULARY, STREAMS, shared_rules
+        self.transformer = Transformer(DIM, 2, heads=2, dim_head=6, causal=True, **options)
+        self.embedding = nn.Embedding(STREAMS * VOCABULARY, DIM)
+        self.heads = nn.Parameter(torch.randn(STREAMS, DIM, VOCABULARY))
+
+    def embed_tokens(self, tokens, index):
+        return self.embedding(tokens + torch.arange(STREAMS, device=index.device) * VOCABULARY).sum(dim=1)
+
+    def token_logits(self, hidden, index):
+        return torch.einsum("rd,kdv->rkv", hidden, self.heads)
+
+    def allowed_tokens(self, index):
+        is_blank = torch.arange(VOCABULARY, device=index.device) == BLANK
+        if self.shared_rules:
+            return ~is_blank
+        has_started = torch.arange(STREAMS, device=index.device)[:, None] <= index
+        return is_blank != has_started
+
+
+def build(kind: type = Family, **options) -> TokenModel:
     torch.manual_seed(0)
-    family = Family(**options)
+    family = kind(**options)
     with torch.no_grad():
         for parameter in family.transformer.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 1))
@@ -62,14 +90,15 @@ def prompt_for(options: dict, rows: int, length: int = 4) -> Prompt:
 
 
 def naive(
-    family: Family, prompt: Prompt, count: int, sampling: Sampling, seed: int, eos_id: int | None = None
-) -> list[list[int]]:
+    family: TokenModel, prompt: Prompt, count: int, sampling: Sampling, seed: int, eos_id: int | None = None
+) -> list[list]:
     """Recomputes everything for each token, without a cache; the two halves of a guided batch in two passes."""
     family.eval()
     generator = torch.Generator().manual_seed(seed)
     groups = range(2 if sampling.is_guided else 1)
     parts = [[None if x is None else x.chunk(len(groups))[g] for x in vars(prompt).values()] for g in groups]
-    tokens = torch.zeros(len(prompt.embeddings) // len(groups), 0, dtype=torch.long)
+    each = () if family.streams == 1 else (family.streams,)
+    tokens = torch.zeros(len(prompt.embeddings) // len(groups), 0, *each, dtype=torch.long)
     for index in range(count):
         logits = []
         for embeddings, _, context, context_mask, cond in parts:
@@ -80,10 +109,17 @@ def naive(
         guided = guide(*logits, sampling.cond_scale) if sampling.is_guided else logits[0]
         uniform = torch.rand(guided.shape, generator=generator) if sampling.temperature else torch.zeros_like(guided)
         unguided = Sampling(**{**vars(sampling), "cond_scale": 1.0})
-        token = unguided.token(guided, uniform, family.allowed_tokens(torch.tensor(index)))
+        allowed = family.allowed_tokens(torch.tensor(index))
+        if family.streams == 1:
+            token = unguided.token(guided, uniform, allowed)
+        else:
+            masks = allowed.expand(family.streams, -1)
+            token = [unguided.token(guided[:, k], uniform[:, k], masks[k]) for k in range(family.streams)]
+            token = torch.stack(token, dim=1)
         tokens = torch.cat((tokens, token[:, None]), dim=1)
     rows = tokens.tolist()
-    return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
+    lasts = [row if family.streams == 1 else [token[-1] for token in row] for row in rows]
+    return [row[: first.index(eos_id)] if eos_id in first else row for row, first in zip(rows, lasts, strict=True)]
 
 
 def rows_of(decoded) -> list[list[int]]:
@@ -123,6 +159,60 @@ def test_unequal_prompts(side):
     for i in range(3):
         alone = Prompt(prompt.embeddings[i : i + 1, mask[i]])
         assert decoded.tokens[i].tolist() == naive(family, alone, 6, GREEDY, seed=0)[0]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.8, top_k=5, cond_scale=2.5)], ids=str)
+@pytest.mark.parametrize("shared_rules", [False, True])
+@torch.no_grad()
+def test_streams_are_recomputing(shared_rules, sampling):
+    family, prompt = build(StreamedFamily, shared_rules=shared_rules), prompt_for({}, 6)
+    decoder = Decoder(family)
+    decoded = decoder(prompt, max_new_tokens=11, seed=3, sampling=sampling)
+    assert decoded.tokens.shape == (3 if sampling.is_guided else 6, 11, STREAMS)
+    assert decoded.tokens.tolist() == naive(family, prompt, 11, sampling, seed=3)
+    is_blank = torch.ones(11, STREAMS, dtype=torch.bool).triu(1) & (not shared_rules)
+    assert ((decoded.tokens == BLANK) == is_blank).all()
+    again = decoder(prompt, max_new_tokens=11, seed=3, sampling=sampling, poll_every=2, on_tokens=(seen := []).append)
+    assert torch.equal(again.tokens, decoded.tokens) and torch.equal(torch.cat(seen, dim=1), decoded.tokens)
+    other = decoder(prompt, max_new_tokens=11, seed=4, sampling=sampling)
+    assert torch.equal(other.tokens, decoded.tokens) == (sampling is GREEDY)
+
+
+@torch.no_grad()
+def test_streams_have_noise_of_their_own():
+    family, prompt = build(StreamedFamily, shared_rules=True), prompt_for({}, 40)
+    family.heads.zero_()  # equal logits: the noise alone decides
+    tokens = Decoder(family)(prompt, max_new_tokens=20, seed=0).tokens
+    assert (tokens[..., 0] == tokens[..., 1]).float().mean() < 0.2  # one in eight by chance
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_streams_after_unequal_prompts(side):
+    sampling = Sampling(temperature=0.0, cond_scale=2.0)
+    family, prompt = build(StreamedFamily), prompt_for({}, 6, length=5)
+    mask = torch.zeros(6, 5, dtype=torch.bool)
+    for i, length in enumerate((5, 1, 3, 5, 1, 3)):
+        mask[i, 5 - length :] = side == "left"
+        mask[i, :length] |= side == "right"
+    decoded = Decoder(family)(Prompt(prompt.embeddings, mask), max_new_tokens=6, seed=0, sampling=sampling)
+    for i in range(3):
+        alone = Prompt(prompt.embeddings[[i, i + 3]][:, mask[i]])
+        assert decoded.tokens[i].tolist() == naive(family, alone, 6, sampling, seed=0)[0]
+
+
+@torch.no_grad()
+def test_the_last_stream_ends_a_row():
+    family, prompt = build(StreamedFamily), prompt_for({}, 5)
+    expected = naive(family, prompt, 40, Sampling(), seed=1, eos_id=EOS)
+    lengths = [len(row) for row in expected]
+    assert min(lengths) < max(lengths) < 40
+    assert any(EOS in token[:-1] for row in expected for token in row)  # in other streams it is a token like others
+    decoded = Decoder(family, eos_id=EOS, pad_id=-7)(prompt, max_new_tokens=40, seed=1)
+    assert rows_of(decoded) == expected and decoded.lengths.tolist() == lengths
+    assert decoded.tokens.shape == (5, max(lengths), STREAMS)
+    for row, length in zip(decoded.tokens, lengths, strict=True):
+        assert (row[length:] == -7).all()
 
 
 @torch.no_grad()
@@ -236,9 +326,9 @@ def test_senseless_requests_are_refused():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(filter_thres=0.5), Sampling(cond_scale=3.0, top_p=0.9)], ids=str)
-@each_family
-def test_captured_steps_are_eager_steps(options, sampling):
-    family = build(**options).cuda()
+@pytest.mark.parametrize(("kind", "options"), [(Family, x) for x in FAMILIES.values()] + [(StreamedFamily, {})])
+def test_captured_steps_are_eager_steps(kind, options, sampling):
+    family = build(kind, **options).cuda()
     limit = 36 if "max_seq_len" in options else 300
     prompt = Prompt(*(None if x is None else x.cuda() for x in vars(prompt_for(options, 6)).values()))
     captured = Decoder(family, eos_id=EOS, compile=False)
@@ -255,10 +345,10 @@ def test_captured_steps_are_eager_steps(options, sampling):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, when it is imported
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@each_family
-def test_compiled_steps_are_eager_steps(options):
+@pytest.mark.parametrize(("kind", "options"), [(Family, x) for x in FAMILIES.values()] + [(StreamedFamily, {})])
+def test_compiled_steps_are_eager_steps(kind, options):
     """In fp32: in bf16, fused kernels round in other places."""
-    family = build(**options).cuda()
+    family = build(kind, **options).cuda()
     limit = 36 if "max_seq_len" in options else 300
     prompt = Prompt(*(None if x is None else x.cuda() for x in vars(prompt_for(options, 6)).values()))
     decoders = (Decoder(family, dtype=torch.float32), Decoder(family, dtype=torch.float32, capture=False))

@@ -3,7 +3,9 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from helicon.nn.attention import additive
 from helicon.nn.transformer import FeedForward, Transformer
 
 DIM, DEPTH = 12, 3
@@ -207,6 +209,67 @@ def test_hidden_keys_keep_their_positions_when_ids_are_given():
     mask, ids = torch.tensor([[True, True, False, True, True]]), torch.arange(5)[None]
     close(network(x, mask, positions=ids)[mask], network(x[mask][None], positions=ids[:, mask[0]])[0])
     assert (network(x, mask, positions=ids)[:, 4] - network(x, mask)[:, 4]).abs().max() > 1e-4
+
+
+def hidden_keys(batch: int, n: int) -> torch.Tensor:
+    mask = torch.rand(batch, n, generator=torch.Generator().manual_seed(0)) < 0.7
+    mask[:, 0] = True
+    return mask
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped keys", "one key head", "qk_norm", "learned positions", "cross"])
+def test_hidden_keys_are_a_bias(name):
+    """As features of the keys or as numbers added to the logits: the same outputs and the same gradients."""
+    options = OPTIONS[name]
+    network, given = build(**options), {**conditions(options, 3), "positions": torch.arange(9)[None]}
+    x, mask = torch.randn(3, 9, DIM, requires_grad=True), hidden_keys(3, 9)
+    bias = additive(mask, torch.float32)[:, None, None].expand(-1, -1, 9, -1)
+    out, expected = network(x, mask, **given), network(x, bias=bias, **given)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    inputs, weights = [x, *network.parameters()], torch.randn_like(out)
+    gradients = [torch.autograd.grad(result, inputs, weights) for result in (out, expected)]
+    for actual, wanted in zip(*gradients, strict=True):
+        size = wanted.abs().max()
+        torch.testing.assert_close(actual / size, wanted / size, atol=1e-5, rtol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, low_expected = network(x, mask, **given), network(x, bias=bias, **given)
+    torch.testing.assert_close(low, low_expected, atol=0.2, rtol=0.1)
+
+
+@torch.no_grad()
+def test_nothing_leaks_from_the_future_where_all_before_is_hidden():
+    network, x, ids = build(), torch.randn(2, 7, DIM), torch.arange(7)[None]
+    mask = torch.tensor([[False, False, True, False, True, True, True]] * 2)
+    changed = x.clone()
+    changed[:, 4] += 1
+    out, other = network(x, mask, positions=ids), network(changed, mask, positions=ids)
+    assert out.isfinite().all() and torch.equal(out[:, :4], other[:, :4])
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shapes of all results."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        several = results if isinstance(results, tuple | list) else (results,)
+        self.seen |= {tuple(x.shape) for x in several if isinstance(x, torch.Tensor)}
+        return results
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_causal_pass_writes_nothing_of_n_by_n(is_hidden):
+    network, x = build(), torch.randn(2, 37, DIM)
+    mask = hidden_keys(2, 37) if is_hidden else None
+    with Shapes() as shapes:
+        network(x, mask, positions=torch.arange(37)[None]).sum().backward()
+    assert shapes.seen and not any(shape[-2:] == (37, 37) for shape in shapes.seen)
+    with Shapes() as shapes:
+        network(x, mask, bias=torch.zeros(1, 1, 37, 37))
+    assert (2 if is_hidden else 1, 1, 37, 37) in shapes.seen  # the test would see it
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from helicon.cli import demo, fit_kmeans, generate, recipes, resume, tokenize, train
+from helicon.cli import demo, fit_kmeans, generate, pipeline, recipes, resume, tokenize, train
 
 
 class Commands(TyperGroup):
@@ -44,6 +44,7 @@ for verb in (
     generate.generate,
     tokenize.tokenize,
     fit_kmeans.fit_kmeans,
+    pipeline.pipeline,
     recipes.recipes,
     demo.demo,
 ):

@@ -1,52 +1,41 @@
-"""`helicon demo image`: stage after stage, and a page that shows what came of it.
+"""`helicon demo image|audio`: stage after stage, and a page that shows what came of it.
 
-Adding a kind: its stages, and a function that writes its page.
+Adding a kind: its steps, and a function that writes its page.
 """
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
 from helicon.cli import page
-from helicon.cli.generate import MANIFEST, loaded, produce, progress, write_folder
+from helicon.cli.generate import MANIFEST, loaded
 from helicon.cli.page import Page
-from helicon.cli.train import RECIPE_FILE, run, sections
-from helicon.config import ConfigError, Recipe, load_recipe
-
-if TYPE_CHECKING:
-    from helicon.data.synthetic import SyntheticShapes
+from helicon.cli.pipeline import Bundle
+from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work, make
+from helicon.cli.train import RECIPE_FILE
 
 PAGE = "index.html"
-PICTURES = "pictures"
-SAMPLES = 4  # things made of each caption
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One run of the demo; it lies in a folder of its name."""
-
-    name: str
-    recipe: str
-    stands_on: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys of the recipe, which name the run of an earlier stage
+PICTURES, SOUNDS = "pictures", "sounds"
+SAMPLES = 4  # pictures made of each caption
+SOUNDS_OF_EACH = 2
 
 
 @dataclass(frozen=True)
 class Demo:
-    stages: Sequence[Stage]
-    show: Callable[[Path, Mapping[str, Recipe]], None]  # writes the page into the folder
+    steps: Sequence[Step]
+    show: Callable[[Work], None]  # writes the page into the folder
 
 
 class Kind(StrEnum):
     image = "image"
+    audio = "audio"
 
 
 def demo(
@@ -62,120 +51,24 @@ def demo(
 ) -> None:
     """Train a small model on made-up data in a few minutes, and show what it makes on a page."""
     chosen, folder = DEMOS[kind], out or Path("runs") / f"demo-{kind}"
-    recipes = read_recipes(chosen.stages, overrides or (), folder)
-    missing = [stage for stage in chosen.stages if not is_done(folder / stage.name, recipes[stage.name])]
-    check_order(chosen.stages, missing, folder)
-    train_stages(chosen.stages, missing, recipes, folder, f"helicon demo {kind}")
-    if not is_shown(folder, chosen.stages):
-        chosen.show(folder, recipes)
+    work = Work.plan(f"helicon demo {kind}", folder, chosen.steps, overrides or ())
+    work.carry_out()
+    if not is_shown(work):
+        chosen.show(work)
     typer.echo(f"Open {folder / PAGE} in a browser: what was made, the curves, and how to go on.")
 
 
-def read_recipes(stages: Sequence[Stage], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
-    """The recipe of each stage, with the overrides that are meant for it."""
-    names = [stage.name for stage in stages]
-    found = {}
-    for stage in stages:
-        meant = [
-            override.removeprefix(f"{stage.name}.")
-            for override in overrides
-            if override.startswith(f"{stage.name}.") or override.partition(".")[0] not in names
-        ]
-        below = [f"{key}={json.dumps(str(folder / earlier))}" for key, earlier in stage.stands_on.items()]
-        try:
-            found[stage.name] = load_recipe(stage.recipe, [*below, *meant], sections=sections)
-        except ConfigError as error:
-            raise ConfigError(f"stage {stage.name}: {error} (for one stage alone: {stage.name}.KEY=VALUE)") from error
-    return found
-
-
-def is_done(run: Path, recipe: Recipe) -> bool:
-    """Whether a run with these settings has come to its end (or was continued beyond it)."""
-    from helicon.engine.checkpoint import checkpoints, folder_name
-
-    def settings(recipe: Recipe) -> list[Any]:
-        return [recipe.trains, recipe.model, recipe.data, {**recipe.trainer, "num_train_steps": None}]
-
-    steps = recipe.trainer["num_train_steps"]
-    if not any(found.name >= folder_name(steps) for found in checkpoints(run)):
-        return False
-    return settings(load_recipe(run / RECIPE_FILE)) == settings(recipe)
-
-
-def is_shown(folder: Path, stages: Sequence[Stage]) -> bool:
+def is_shown(work: Work) -> bool:
     """Whether there is a page, and nothing was trained after it was written."""
     from helicon.engine.checkpoint import checkpoints
 
-    shown = folder / PAGE
-    newest = max(found.stat().st_mtime_ns for stage in stages for found in checkpoints(folder / stage.name))
+    shown = work.folder / PAGE
+    newest = max(found.stat().st_mtime_ns for name in work.recipes for found in checkpoints(work.home(name)))
     return shown.exists() and shown.stat().st_mtime_ns >= newest
 
 
-def check_order(stages: Sequence[Stage], missing: Sequence[Stage], folder: Path) -> None:
-    """A stage that others were trained on already must not be changed under them."""
-    from helicon.engine.checkpoint import checkpoints
-
-    begun = [stage for stage in stages if checkpoints(folder / stage.name)]
-    for stage in missing:
-        on_it = [later for later in begun if stage.name in later.stands_on.values()]
-        if on_it:
-            raise ConfigError(
-                f"the {on_it[0].name} in {folder} was trained on a {stage.name} with other settings: give those again, "
-                "or a new folder with --out"
-            )
-
-
-def train_stages(
-    stages: Sequence[Stage], missing: Sequence[Stage], recipes: Mapping[str, Recipe], folder: Path, command: str
-) -> None:
-    for number, stage in enumerate(stages, 1):
-        if stage not in missing:
-            continue
-        recipe = recipes[stage.name]
-        typer.echo(f"[{number}/{len(stages)}] {stage.name}: {stage.recipe}, {recipe.note('time')}")
-        try:
-            run(recipe, results_folder=folder / stage.name, resume=True)  # an interrupted demo goes on where it was
-        except (KeyboardInterrupt, SystemExit):
-            typer.echo(f"The same command ({command} ...) goes on with the demo from here.")
-            raise
-
-
-# ---------------------------------------------------------------------- pictures from words
-
-TOKENIZER = Stage("tokenizer", "muse/vqgan-demo")
-MASKGIT = Stage("maskgit", "muse/maskgit-demo", {"model.vae": TOKENIZER.name})
-
-
-def show_pictures(folder: Path, recipes: Mapping[str, Recipe]) -> None:
-    """Makes pictures for captions, and the page."""
-    from helicon.engine.checkpoint import resolve
-    from helicon.models.muse.pictures import PictureMaker
-
-    recipe = recipes[MASKGIT.name]
-    seen, never_seen = captions_of(recipe.data)
-    network = loaded(resolve(folder / MASKGIT.name))
-    as_sampled = {"timesteps": "sample_timesteps", "cond_scale": "sample_cond_scale"}  # what the recipe was tuned with
-    options = {name: recipe.trainer[key] for name, key in as_sampled.items() if key in recipe.trainer}
-    maker = PictureMaker(network, texts=[*seen, *never_seen], **options)
-    (folder / PICTURES).mkdir(exist_ok=True)
-    things = progress(produce(maker, SAMPLES, seed=0, batch_size=8), SAMPLES * len(maker.prompts))
-    write_folder(things, maker, folder / PICTURES, seed=0)
-    picture_page(folder, recipes, seen, never_seen, options).write(folder / PAGE)
-
-
-def captions_of(data: Mapping[str, Any], most: int = 6) -> tuple[list[str], list[str]]:
-    """Captions of (shape, colour) pairs the model has learned from, and of pairs that were kept from it."""
-    from helicon.data.synthetic import SyntheticShapes
-
-    choices = dict(data.get("shapes") or {})
-    kept = [(shape, colour) for shape, colour in choices.pop("held_out", ())]
-    make = lambda **pairs: SyntheticShapes(1000, image_size=1, seed=data.get("seed", 0) + 1, **pairs, **choices)
-    return _varied(make(held_out=kept), most), _varied(make(only=kept), most) if kept else []
-
-
-def _varied(shapes: "SyntheticShapes", most: int) -> list[str]:
-    """Captions of different pairs, whose shapes and colours repeat as little as possible."""
-    found = {(a.shape, a.colour): a.caption for a in map(shapes.attributes, reversed(range(len(shapes))))}
+def varied(found: dict[tuple[str, str], str], most: int) -> list[str]:
+    """Captions of different pairs (of a shape and a colour, say), the words of which repeat as little as possible."""
     used: list[str] = []
     captions: list[str] = []
     while found and len(captions) < most:
@@ -185,20 +78,75 @@ def _varied(shapes: "SyntheticShapes", most: int) -> list[str]:
     return captions
 
 
-def picture_page(
-    folder: Path,
-    recipes: Mapping[str, Recipe],
-    seen: Sequence[str],
-    never_seen: Sequence[str],
-    options: Mapping[str, float],
-) -> Page:
-    tokenizer, maskgit = (page.metrics(folder / stage.name) for stage in (TOKENIZER, MASKGIT))
+def files_of(work: Work, made: str, what: str) -> str:
+    """The table of everything that is in the folder."""
+    from helicon.engine.checkpoint import CHECKPOINTS_FOLDER
+    from helicon.engine.tracking import METRICS_FILE
+
+    at = work.folder / PAGE
+    rows = []
+    for name, recipe in work.recipes.items():
+        home = work.home(name)
+        links = [page.link(home / file, at) for file in (RECIPE_FILE, METRICS_FILE, CHECKPOINTS_FOLDER)]
+        rows.append((name, escape(f"{recipe.summary} {steps_of(home):,} steps."), "<br>".join(links)))
+    rows.append((made, what, page.link(work.home(made), at)))
+    return page.table(("", "what it is", "files"), rows)
+
+
+def both(numbers: Mapping[str, page.Points], name: str) -> list[page.Curve]:
+    """A number while training, and of what was held out."""
+    training, held_out = numbers.get(name, []), numbers.get(f"valid_{name}", [])
+    return [page.Curve("training", training), page.Curve("held out", held_out, is_measured=True)]
+
+
+def steps_of(run: Path) -> int:
+    """How many steps a run has taken."""
+    return int(page.metrics(run)["loss"][-1][0])
+
+
+# ---------------------------------------------------------------------- pictures from words
+
+TOKENIZER = Stage("tokenizer", "muse/vqgan-demo")
+MASKGIT = Stage("maskgit", "muse/maskgit-demo", {"model.vae": TOKENIZER.name})
+
+
+def show_pictures(work: Work) -> None:
+    """Makes pictures for captions, and the page."""
+    from helicon.engine.checkpoint import resolve
+    from helicon.models.muse.pictures import PictureMaker
+
+    recipe = work.recipes[MASKGIT.name]
+    seen, never_seen = captions_of(recipe.data)
+    network = loaded(resolve(work.home(MASKGIT.name)))
+    as_sampled = {"timesteps": "sample_timesteps", "cond_scale": "sample_cond_scale"}  # what the recipe was tuned with
+    options = {name: recipe.trainer[key] for name, key in as_sampled.items() if key in recipe.trainer}
+    maker = PictureMaker(network, texts=[*seen, *never_seen], **options)
+    make(maker, SAMPLES, work.home(PICTURES))
+    picture_page(work, seen, never_seen, options).write(work.folder / PAGE)
+
+
+def captions_of(data: Mapping[str, Any], most: int = 6) -> tuple[list[str], list[str]]:
+    """Captions of (shape, colour) pairs the model has learned from, and of pairs that were kept from it."""
+    from helicon.data.synthetic import SyntheticShapes
+
+    choices = dict(data.get("shapes") or {})
+    kept = [(shape, colour) for shape, colour in choices.pop("held_out", ())]
+
+    def drawn(**pairs: Any) -> list[str]:
+        shapes = SyntheticShapes(1000, image_size=1, seed=data.get("seed", 0) + 1, **pairs, **choices)
+        return varied({(a.shape, a.colour): a.caption for a in map(shapes.attributes, reversed(range(1000)))}, most)
+
+    return drawn(held_out=kept), drawn(only=kept) if kept else []
+
+
+def picture_page(work: Work, seen: Sequence[str], never_seen: Sequence[str], options: Mapping[str, float]) -> Page:
+    tokenizer, maskgit = (page.metrics(work.home(stage.name)) for stage in (TOKENIZER, MASKGIT))
     shown = Page(
         "Pictures from words",
         "Two networks, trained one after the other on made-up pictures of simple shapes: the first learned to write a picture as a "
         "grid of codes, the second to fill in such a grid from a caption.",
     )
-    drawn = Drawn.read(folder / PICTURES)
+    drawn = Drawn.read(work.home(PICTURES))
     remark = f"{SAMPLES} pictures for each caption, drawn with seed 0 and not chosen. {drawn.verdict(seen)}"
     shown.section("What it makes", page.paragraph(remark), drawn.gallery(seen))
     if never_seen:
@@ -207,14 +155,18 @@ def picture_page(
             f"of each. {drawn.verdict(never_seen)}"
         )
         shown.section("What it has never seen", page.paragraph(remark), drawn.gallery(never_seen))
-    shown.section("How far it came", page.tiles(_numbers(tokenizer, maskgit)), _curves(tokenizer, maskgit))
-    samples = sorted((folder / TOKENIZER.name / "samples").glob("*.png"))
+    shown.section(
+        "How far it came", page.tiles(_picture_numbers(tokenizer, maskgit)), _picture_curves(tokenizer, maskgit)
+    )
+    samples = sorted((work.home(TOKENIZER.name) / "samples").glob("*.png"))
     if samples:
         remark = "Top: pictures the tokenizer has not learned from. Below: what its codes keep of them (online, then averaged weights)."
         piece = page.media(samples[-1], "originals and reconstructions")
         shown.section("What the codes keep", page.wide(piece, remark))
-    further = _next_commands(folder / MASKGIT.name, [*never_seen, *seen][0], options)
-    shown.section("Go on from here", page.commands(further), _files(folder, recipes))
+    further = _picture_commands(work.home(MASKGIT.name), [*never_seen, *seen][0], options)
+    shown.section(
+        "Go on from here", page.commands(further), files_of(work, PICTURES, "The pictures above, and their captions.")
+    )
     return shown
 
 
@@ -225,7 +177,7 @@ class Drawn:
     files: Mapping[str, Sequence[Path]]
 
     @classmethod
-    def read(cls, folder: Path) -> "Drawn":
+    def read(cls, folder: Path) -> Self:
         files: dict[str, list[Path]] = {}
         for line in map(json.loads, (folder / MANIFEST).read_text(encoding="utf-8").splitlines()):
             files.setdefault(line["text"], []).append(folder / line["path"])
@@ -254,7 +206,7 @@ def is_right(path: Path, caption: str) -> bool:
     return f" {found.colour} {found.shape} on " in caption
 
 
-def _numbers(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Points]) -> list[tuple[str, str]]:
+def _picture_numbers(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Points]) -> list[tuple[str, str]]:
     return [
         (page.last(tokenizer, "valid_psnr", "{:.1f} dB"), "PSNR of held-out pictures, written as codes and read again"),
         (page.last(tokenizer, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in one batch"),
@@ -266,24 +218,20 @@ def _numbers(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Po
     ]
 
 
-def _curves(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Points]) -> str:
-    def pair(numbers: Mapping[str, page.Points], name: str) -> list[page.Curve]:
-        training, held_out = numbers.get(name, []), numbers.get(f"valid_{name}", [])
-        return [page.Curve("training", training), page.Curve("held out", held_out, is_measured=True)]
-
+def _picture_curves(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Points]) -> str:
     psnr = page.Curve("held out", tokenizer.get("valid_psnr", []), is_measured=True)
     return page.charts(
-        page.chart("Tokenizer: error of the pixels", pair(tokenizer, "reconstruction"), is_logarithmic=True),
+        page.chart("Tokenizer: error of the pixels", both(tokenizer, "reconstruction"), is_logarithmic=True),
         page.chart("Tokenizer: PSNR in dB", [psnr], "{:.1f}"),
-        page.chart("From words to codes: loss", pair(maskgit, "cross_entropy")),
-        page.chart("From words to codes: guessed right", pair(maskgit, "accuracy"), "{:.0%}"),
+        page.chart("From words to codes: loss", both(maskgit, "cross_entropy")),
+        page.chart("From words to codes: guessed right", both(maskgit, "accuracy"), "{:.0%}"),
     )
 
 
-def _next_commands(run: Path, caption: str, options: Mapping[str, float]) -> list[tuple[str, str]]:
+def _picture_commands(run: Path, caption: str, options: Mapping[str, float]) -> list[tuple[str, str]]:
     chosen = "".join(f" {name}={value:g}" for name, value in options.items())
     generate = f'helicon generate {shlex.quote(str(run))} --text "{caption}"'
-    resume = f"helicon resume {shlex.quote(str(run))} num_train_steps={4 * _steps(run)}"
+    resume = f"helicon resume {shlex.quote(str(run))} num_train_steps={4 * steps_of(run)}"
     return [
         ("other words, more pictures of each", f"{generate} --samples 8{chosen}"),
         ("closer to the words, drawn another way", f"{generate} cond_scale=5 sampler=halton"),
@@ -293,23 +241,134 @@ def _next_commands(run: Path, caption: str, options: Mapping[str, float]) -> lis
     ]
 
 
-def _steps(run: Path) -> int:
-    """How many steps a run has taken."""
-    return int(page.metrics(run)["loss"][-1][0])
+# ---------------------------------------------------------------------- sounds from words
+
+CODEC = Stage("codec", "soundstream/demo")
+KMEANS = Clusters("kmeans", "synthetic", {"hours": 0.1})
+TOKENS = Tokens("tokens", "synthetic", CODEC.name, KMEANS.name)
+SEMANTIC = Stage("semantic", "audiolm/semantic-demo", {"model.wav2vec": KMEANS.name, "data.source": TOKENS.name})
+DELAYED = Stage("delayed", "audiolm/delayed-demo", {"model.codec": CODEC.name, **SEMANTIC.stands_on})
+AUDIOLM = Bundle("audiolm", {"semantic_transformer": SEMANTIC.name, "coarse_transformer": DELAYED.name})
+HOW_DRAWN: Mapping[str, float] = {"cond_scale": 3.0, "filter_thres": 0.9}
 
 
-def _files(folder: Path, recipes: Mapping[str, Recipe]) -> str:
-    from helicon.engine.checkpoint import CHECKPOINTS_FOLDER
-    from helicon.engine.tracking import METRICS_FILE
+def show_sounds(work: Work) -> None:
+    """Makes sounds for captions, and the page."""
+    from helicon.models.audiolm.sounds import SoundMaker
 
-    at = folder / PAGE
-    rows = []
-    for name, recipe in recipes.items():
-        home = folder / name
-        links = [page.link(home / file, at) for file in (RECIPE_FILE, METRICS_FILE, CHECKPOINTS_FOLDER)]
-        rows.append((name, escape(f"{recipe.summary} {_steps(home):,} steps."), "<br>".join(links)))
-    rows.append((PICTURES, "The pictures above, and their captions.", page.link(folder / PICTURES, at)))
-    return page.table(("", "what it is", "files"), rows)
+    data = work.recipes[SEMANTIC.name].data
+    captions = captions_of_sounds(data.get("seed", 0))
+    options = {"seconds": data["data_max_length_seconds"], **HOW_DRAWN}
+    make(SoundMaker(loaded(work.home(AUDIOLM.name)), texts=captions, **options), SOUNDS_OF_EACH, work.home(SOUNDS))
+    sound_page(work, captions, options).write(work.folder / PAGE)
 
 
-DEMOS = {Kind.image: Demo((TOKENIZER, MASKGIT), show_pictures)}
+def captions_of_sounds(seed: int, most: int = 6) -> list[str]:
+    """Captions of different kinds of sound at different pitches."""
+    from helicon.data.synthetic_sounds import SyntheticSounds
+
+    sounds = SyntheticSounds(1000, seed=seed + 1)
+    return varied({(a.kind, a.pitch): a.caption for a in map(sounds.attributes, reversed(range(1000)))}, most)
+
+
+def sound_page(work: Work, captions: Sequence[str], options: Mapping[str, float]) -> Page:
+    codec, semantic, delayed = (page.metrics(work.home(stage.name)) for stage in (CODEC, SEMANTIC, DELAYED))
+    shown = Page(
+        "Sounds from words",
+        "Three networks, trained one after the other on made-up sounds: the first learned to write a sound as a few codes for each "
+        "moment, the second what happens in a sound of which there is only a caption, the third to fill in the codes for that.",
+    )
+    heard = Heard.read(work.home(SOUNDS))
+    remark = f"{SOUNDS_OF_EACH} sounds for each caption, drawn with seed 0 and not chosen. {heard.verdict(captions)}"
+    shown.section("What it makes", page.paragraph(remark), heard.gallery(captions))
+    shown.section(
+        "How far it came",
+        page.tiles(_sound_numbers(codec, semantic, delayed)),
+        _sound_curves(codec, semantic, delayed),
+    )
+    samples = sorted((work.home(CODEC.name) / "samples").glob("*-spectrograms.png"))
+    if samples:
+        remark = "Sounds the codec has not learned from, and what its codes keep of them (online and averaged weights)."
+        shown.section("What the codes keep", page.wide(page.media(samples[-1], "spectrograms"), remark))
+    further = _sound_commands(work, captions[0], options)
+    shown.section(
+        "Go on from here",
+        page.commands(further),
+        files_of(work, SOUNDS, "The sounds above, their spectrograms and captions."),
+    )
+    return shown
+
+
+class Heard(Drawn):
+    """The sounds of each caption."""
+
+    def gallery(self, captions: Sequence[str]) -> str:
+        from helicon.models.audiolm.sounds import spectrogram_beside
+
+        sound = lambda path, text: page.sound(path, spectrogram_beside(path), text)
+        return page.gallery(
+            ((text, [sound(path, text) for path in self.files[text]]) for text in captions), is_wide=True
+        )
+
+    def verdict(self, captions: Sequence[str]) -> str:
+        """How many of the sounds are what their captions say, in words."""
+        right = [sounds_right(path, text) for text in captions for path in self.files[text]]
+        return (
+            f"{sum(right)} of {len(right)} are of the kind and the pitch asked for, as far as a simple rule can tell."
+        )
+
+
+def sounds_right(path: Path, caption: str) -> bool:
+    """Whether a sound seems to be of the kind and the pitch of its caption."""
+    import soundfile
+    import torch
+
+    from helicon.metrics.audio import describe_sound
+
+    wave, hz = soundfile.read(path, dtype="float32", always_2d=True)
+    found = describe_sound(torch.from_numpy(wave).mean(dim=1), hz)
+    return caption.endswith(f" {found.kind}, {found.pitch} pitch")
+
+
+def _sound_numbers(*stages: Mapping[str, page.Points]) -> list[tuple[str, str]]:
+    codec, semantic, delayed = stages
+    return [
+        (page.last(codec, "valid_si_sdr", "{:.1f} dB"), "SI-SDR of held-out sounds, written as codes and read again"),
+        (page.last(codec, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in one batch"),
+        (
+            page.last(semantic, "valid_loss", "{:.2f}"),
+            "nats for a semantic token: how much the true one surprises the second network",
+        ),
+        (page.last(delayed, "valid_loss", "{:.2f}"), "nats for a code, which is what the third makes"),
+    ]
+
+
+def _sound_curves(*stages: Mapping[str, page.Points]) -> str:
+    codec, semantic, delayed = stages
+    si_sdr = page.Curve("held out", codec.get("valid_si_sdr", []), is_measured=True)
+    return page.charts(
+        page.chart("Codec: error of the mel spectra", both(codec, "mel"), is_logarithmic=True),
+        page.chart("Codec: SI-SDR in dB", [si_sdr], "{:.1f}"),
+        page.chart("From words to semantic tokens: loss", both(semantic, "loss")),
+        page.chart("From those to codes: loss", both(delayed, "loss")),
+    )
+
+
+def _sound_commands(work: Work, caption: str, options: Mapping[str, float]) -> list[tuple[str, str]]:
+    chosen = "".join(f" {name}={value:g}" for name, value in options.items())
+    model, delayed = (shlex.quote(str(work.home(name))) for name in (AUDIOLM.name, DELAYED.name))
+    resume = f"helicon resume {delayed} num_train_steps={4 * steps_of(work.home(DELAYED.name))}"
+    beginning = shlex.quote(str(work.home(SOUNDS) / "00000.wav"))
+    return [
+        ("other words, more sounds of each", f'helicon generate {model} --text "{caption}" --samples 8{chosen}'),
+        ("go on from a sound", f"helicon generate {model} --prompt {beginning} seconds={2 * options['seconds']:g}"),
+        ("train on for longer; the demo's command then renews this page", resume),
+        ("your own sounds, on a GPU", "helicon pipeline audiolm --data my/sounds -o runs/mine"),
+        ("everything that can be trained", "helicon recipes"),
+    ]
+
+
+DEMOS = {
+    Kind.image: Demo((TOKENIZER, MASKGIT), show_pictures),
+    Kind.audio: Demo((CODEC, KMEANS, TOKENS, SEMANTIC, DELAYED, AUDIOLM), show_sounds),
+}

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ def generate(
             "-o",
             "--out",
             help="A file: one thing as it is, several as one sheet. A name without an ending is a folder: numbered files, "
-            f"{MANIFEST} and the sheet.",
+            f"{MANIFEST} and the sheet. A sound has its spectrogram beside it.",
         ),
     ] = None,
     image: Annotated[Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint).")] = None,
@@ -56,6 +56,11 @@ def generate(
     superres: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")
     ] = None,
+    prompt: Annotated[Path | None, typer.Option(help="A sound file to go on from.")] = None,
+    coarse: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="The coarse (or delayed) stage that goes with a semantic one.")
+    ] = None,
+    fine: Annotated[Path | None, typer.Option(metavar="RUN", help="The fine stage that goes with --coarse.")] = None,
     online: Annotated[
         bool, typer.Option("--online", help="Use the weights of the last step, not their average.")
     ] = False,
@@ -67,8 +72,11 @@ def generate(
 
     folder = resolve(run)
     build = registry.maker_of(folder)
-    files, runs = given(image=image, repaint=repaint), given(superres=superres)
-    own = signature_without(build, "network", "texts", "image", "repaint", "superres")
+    # Options of the command that are keywords of some makers: files to read, and further networks.
+    all_files = {"image": image, "repaint": repaint, "prompt": prompt}
+    all_runs = {"superres": superres, "coarse": coarse, "fine": fine}
+    files, runs = given(all_files), given(all_runs)
+    own = signature_without(build, "network", "texts", *all_files, *all_runs)
     if options:
         typer.echo("\n".join(str(parameter) for parameter in own.parameters.values()))
         return
@@ -89,8 +97,8 @@ def generate(
     typer.echo(f"wrote {target.write(things, maker, seed)}")
 
 
-def given(**values: Path | None) -> dict[str, Path]:
-    return {name: value for name, value in values.items() if value is not None}
+def given(options: Mapping[str, Path | None]) -> dict[str, Path]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); line-h
 .gallery figcaption { color: var(--ink); margin-bottom: .4rem; min-height: 2.3em; display: flex; align-items: flex-end; }
 .row { display: flex; gap: 4px; } .row > * { flex: 1 1 0; min-width: 0; }
 img { display: block; width: 100%; height: auto; image-rendering: pixelated; border-radius: 3px; } audio { width: 100%; }
+.gallery.broad { grid-template-columns: 1fr; } .broad .row { gap: 1rem; flex-wrap: wrap; } .broad .row > * { flex: 1 1 18rem; }
+.sound img { image-rendering: auto; }
 figure.wide { margin: 1rem 0 1.6rem; } figure.wide figcaption { margin-top: .5rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.6rem; margin: 1rem 0; }
 .chart figcaption { color: var(--ink); font-weight: 600; font-size: .95rem; }
@@ -139,13 +141,19 @@ def media(path: Path, description: str) -> str:
     raise ValueError(f"{path} is neither a picture nor a sound: a page cannot show it")
 
 
-def gallery(groups: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """Captions, and below each what was made of it (pieces of `media`)."""
+def sound(path: Path, picture: Path, description: str) -> str:
+    """A sound to play, under a picture of it where there is one."""
+    shown = media(picture, description) if picture.exists() else ""
+    return f'<div class="sound">{shown}{media(path, description)}</div>'
+
+
+def gallery(groups: Iterable[tuple[str, Sequence[str]]], is_wide: bool = False) -> str:
+    """Captions, and below each what was made of it (pieces of `media`); those that are wide have the page to themselves."""
     found = [
         f'<figure><figcaption>{escape(caption)}</figcaption><div class="row">{"".join(pieces)}</div></figure>'
         for caption, pieces in groups
     ]
-    return '<div class="gallery">\n' + "\n".join(found) + "\n</div>"
+    return f'<div class="gallery{" broad" if is_wide else ""}">\n' + "\n".join(found) + "\n</div>"
 
 
 def wide(piece: str, caption: str) -> str:

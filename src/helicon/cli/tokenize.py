@@ -1,4 +1,4 @@
-"""`helicon tokenize RUN --data FOLDER -o CACHE [key=value ...]`
+"""`helicon tokenize RUN [--semantic RUN] --data FOLDER -o CACHE [key=value ...]`
 
 The tokenizer is the family's own (it stands in the registry), the cache `helicon.data.tokens`. Here are the arguments and the progress.
 """
@@ -7,12 +7,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from helicon.config import ConfigError, apply_override, check, signature_without
 
+if TYPE_CHECKING:
+    from helicon.data.tokens import Tokenizer
+
+# Arguments of the data section that are not given here, and why.
+ELSEWHERE = {
+    "augment": "items are encoded as they are",
+    "end_prob": "recordings are encoded from end to end",
+    "source": "--data names it",
+}
 NUM_LINES = 20  # of progress, where there is no terminal to draw a bar on
 
 
@@ -25,6 +34,10 @@ def tokenize(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="The data section of a recipe: image_size=64 captions=beside."),
+    ] = None,
+    semantic: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="A second tokenizer: of the semantic tokens that go with a codec's codes."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many items are encoded at once.")] = 32,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read; by default up to 8.")] = None,
@@ -40,18 +53,15 @@ def tokenize(
     folder = resolve(run)
     build, factory = registry.tokenizer_of(folder)
     given = parsed(overrides or (), factory)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = build(registry.load(folder).to(device))
-    if not tokenizer.networks:
-        raise ValueError(f"the network in {folder} stands on no tokenizer: give the run of one")
+    tokenizer = built(build, folder, semantic, "cuda" if torch.cuda.is_available() else "cpu")
     keywords = check(factory, {**tokenizer.arguments, **given, "source": data}, "data")
-    dataset = factory(**keywords)
-    if isinstance(dataset, TokenCache):
+    found = factory(**keywords)
+    if isinstance(found, TokenCache):
         raise ConfigError(f"--data {data} is a token cache itself: name the files it was made from")
     with progress_line() as progress:
         try:
             done = make_cache(
-                dataset,
+                tokenizer.items(found),
                 tokenizer,
                 out,
                 source=data,
@@ -70,6 +80,19 @@ def tokenize(
     )
 
 
+def built(build: Callable[..., "Tokenizer"], folder: Path, semantic: Path | None, device: str) -> "Tokenizer":
+    """The tokenizer of the network in a folder, and of a second one where that is given."""
+    from helicon import registry
+
+    if semantic is not None and "semantic" not in signature_without(build).parameters:
+        raise ConfigError(f"the network in {folder} goes with no second one: leave --semantic out")
+    further = {} if semantic is None else {"semantic": registry.load(semantic).to(device)}
+    tokenizer = build(registry.load(folder).to(device), **further)
+    if not tokenizer.networks:
+        raise ValueError(f"the network in {folder} stands on no tokenizer: give the run of one")
+    return tokenizer
+
+
 def parsed(overrides: Sequence[str], factory: Callable[..., Any]) -> dict[str, Any]:
     """`key=value` words of the data section."""
     body: dict[str, Any] = {"data": {}}
@@ -77,7 +100,7 @@ def parsed(overrides: Sequence[str], factory: Callable[..., Any]) -> dict[str, A
         apply_override(override, body, {"data": factory})
         if body.keys() != {"data"}:
             raise ConfigError(f"{override} is no argument of the data: leave it for training")
-    for name, reason in (("augment", "items are encoded as they are"), ("source", "--data names it")):
+    for name, reason in ELSEWHERE.items():
         if body["data"].get(name):
             raise ConfigError(f"{name}={body['data'][name]} has no place here, as {reason}: leave it out")
     return body["data"]
@@ -85,9 +108,7 @@ def parsed(overrides: Sequence[str], factory: Callable[..., Any]) -> dict[str, A
 
 def differing(keywords: Mapping[str, Any], factory: Callable[..., Any]) -> dict[str, Any]:
     """The arguments that samples depend on, where they are not the default: a later version may have more of these."""
-    defaults = {
-        name: entry.default for name, entry in signature_without(factory, "source", "augment").parameters.items()
-    }
+    defaults = {name: entry.default for name, entry in signature_without(factory, *ELSEWHERE).parameters.items()}
     return {name: value for name, value in keywords.items() if name in defaults and value != defaults[name]}
 
 

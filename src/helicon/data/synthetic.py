@@ -118,8 +118,8 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
     """`num_samples` pictures {"images": [3, n, n], "texts": caption}.
 
     (shape, colour) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them.
-    `sizes` and `places` are the words to choose from, and without `shaded` colours are flat and exactly those named: huge
-    flat shapes in the centre are the quickest to learn.
+    `kinds` (of shapes), `sizes` and `places` are the words to choose from, and without `shaded` colours are flat and exactly
+    those named: huge flat shapes in the centre are the quickest to learn.
     """
 
     def __init__(
@@ -130,17 +130,19 @@ class SyntheticShapes(Dataset[dict[str, Any]]):
         *,
         held_out: Sequence[Pair] = (),
         only: Sequence[Pair] = (),
+        kinds: Sequence[str] = tuple(SHAPES),
         sizes: Sequence[str] = ("small", "large"),
         places: Sequence[str] = tuple(PLACES),
         shaded: bool = True,
     ):
         if num_samples < 1 or image_size < 1:
             raise ValueError(f"num_samples={num_samples}, image_size={image_size}: both must be at least 1")
-        every = [(shape, colour) for shape in SHAPES for colour in COLOURS]
+        _check_words("kinds", kinds, SHAPES)
+        every = [(shape, colour) for shape in kinds for colour in COLOURS]
         for pair in (*held_out, *only):
             if pair not in every:
                 raise ValueError(
-                    f"{pair} is no pair of a shape ({', '.join(SHAPES)}) and a colour ({', '.join(COLOURS)})"
+                    f"{pair} is no pair of a shape ({', '.join(kinds)}) and a colour ({', '.join(COLOURS)})"
                 )
         self.pairs = [pair for pair in only or every if pair not in held_out]
         if not self.pairs:

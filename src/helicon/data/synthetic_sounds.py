@@ -9,7 +9,7 @@ with operations that round exactly (so no sine or exponential of a maths library
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxtyping import Float, Int16
 from torch.utils.data import Dataset
 
 Array = np.ndarray
-Pair = tuple[str, str]  # kind and pitch
+Pair = tuple[str, str]  # a kind, of chirps also with its direction ("rising chirp"), and a pitch
 
 KINDS = ("tone", "chirp", "pluck", "noise burst")
 PITCHES = {"low": (200.0, 270.0), "middle": (600.0, 810.0), "high": (1800.0, 2430.0)}  # Hz
@@ -55,7 +55,9 @@ class SoundAttributes:
 class SyntheticSounds(Dataset[dict[str, Any]]):
     """`num_samples` sounds {"audio": [n], "texts": caption}, each in a clip of `seconds` with silence around it.
 
-    (kind, pitch) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them.
+    (kind, pitch) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them. Of chirps
+    a pair may name one direction: ("rising chirp", "low"). `kinds` and `loudnesses` are the words to choose from: loud tones
+    and chirps are the quickest to learn.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         *,
         held_out: Sequence[Pair] = (),
         only: Sequence[Pair] = (),
+        kinds: Sequence[str] = KINDS,
+        loudnesses: Sequence[str] = tuple(LOUDNESSES),
     ):
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: it must be at least 1")
@@ -74,13 +78,10 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
             raise ValueError(
                 f"sample_hz={sample_hz}, seconds={seconds}: these sounds need {LOWEST_RATE} Hz and {SHORTEST} s or more"
             )
-        every = [(kind, pitch) for kind in KINDS for pitch in PITCHES]
-        for pair in (*held_out, *only):
-            if pair not in every:
-                raise ValueError(f"{pair} is no pair of a kind ({', '.join(KINDS)}) and a pitch ({', '.join(PITCHES)})")
-        self.pairs = [pair for pair in only or every if pair not in held_out]
-        if not self.pairs:
-            raise ValueError("every pair of a kind and a pitch is held out: leave at least one")
+        _check_words("kinds", kinds, KINDS)
+        _check_words("loudnesses", loudnesses, LOUDNESSES)
+        self.directions = _left(kinds, held_out, only)
+        self.pairs, self.loudnesses = list(self.directions), list(loudnesses)
         self.num_samples, self.sample_hz, self.seconds, self.seed = num_samples, sample_hz, seconds, seed
 
     def __len__(self) -> int:
@@ -93,13 +94,11 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         digest = hashlib.blake2b(f"sounds {self.seed} {index}".encode(), digest_size=64).digest()
         draws = iter((np.frombuffer(digest, dtype="<u4") / 2**32).tolist())
         kind, pitch = _choose(self.pairs, draws)
-        loudness, direction = _choose(list(LOUDNESSES), draws), _choose(DIRECTIONS, draws)
+        loudness, direction = _choose(self.loudnesses, draws), _choose(self.directions[kind, pitch], draws)
         hz, peak = _between(PITCHES[pitch], draws), _between(LOUDNESSES[loudness], draws)
         length = _between(LENGTHS[kind], draws)
         begin = (1 - length) * next(draws)
-        return SoundAttributes(
-            kind, pitch, direction if kind == "chirp" else "steady", loudness, hz, peak, begin, length
-        )
+        return SoundAttributes(kind, pitch, direction, loudness, hz, peak, begin, length)
 
     def fetch(self, index: int, generator: torch.Generator | None = None) -> dict[str, Any]:
         """The generator goes unused: these sounds are not augmented, as a quieter one would belie its caption."""
@@ -124,6 +123,30 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         sound = sound * _fades(time)
         clip[start : start + count] = sound * (attributes.peak / np.abs(sound).max())
         return np.floor(clip * 2**15 + 0.5).astype(np.int16)
+
+
+def _left(kinds: Sequence[str], held_out: Sequence[Pair], only: Sequence[Pair]) -> dict[Pair, list[str]]:
+    """The pairs of a kind and a pitch that may be drawn, and the directions of each."""
+    of_kind = {kind: DIRECTIONS if kind == "chirp" else ("steady",) for kind in kinds}
+    every = {(kind, pitch): of_kind[kind] for kind in kinds for pitch in PITCHES}
+    names = [*kinds, *(f"{direction} chirp" for direction in of_kind.get("chirp", ()))]
+    for pair in (*held_out, *only):
+        if pair[0] not in names or pair[1] not in PITCHES:
+            raise ValueError(f"{pair} is no pair of a kind ({', '.join(names)}) and a pitch ({', '.join(PITCHES)})")
+    is_among = lambda kind, pitch, direction, pairs: {(kind, pitch), (f"{direction} {kind}", pitch)} & set(pairs)
+    left = {
+        pair: [way for way in ways if (not only or is_among(*pair, way, only)) and not is_among(*pair, way, held_out)]
+        for pair, ways in every.items()
+    }
+    if not any(left.values()):
+        raise ValueError("every pair of a kind and a pitch is held out: leave at least one")
+    return {pair: ways for pair, ways in left.items() if ways}
+
+
+def _check_words(name: str, given: Sequence[str], known: Collection[str]) -> None:
+    unknown = [word for word in given if word not in known]
+    if unknown or not given or isinstance(given, str):
+        raise ValueError(f"{name}={given!r}: give a list of at least one of {', '.join(known)}")
 
 
 def _cycles(attributes: SoundAttributes, time: Float[Array, "n"]) -> Float[Array, "n"]:

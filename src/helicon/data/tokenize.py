@@ -260,7 +260,7 @@ class _Reading:
     def _hashes(self, paths: Sequence[Path], context: bytes) -> tuple[bytes, bytes]:
         try:
             stamp = stamp_of(paths)
-            return stamp, self.before.content(context, stamp) or content_of(paths)
+            return stamp, self.before.content(context, stamp) or content_of(tuple(paths), stamp)
         except OSError as error:
             raise BadFile(paths[0], f"{error.filename} cannot be read ({error.strerror})") from error
 
@@ -359,7 +359,10 @@ class _Shards:
     def _stored(self, name: str, value: Any) -> Array | bytes:
         if isinstance(value, str):
             return encoded(value)
-        array, size = np.asarray(value), self.sizes[name]
+        array = np.asarray(value)
+        if array.dtype == np.bool_ and array.ndim == 0:
+            return array
+        size = self.sizes[name]
         if array.size and not 0 <= array.min() <= array.max() < size:
             raise ValueError(f"the tokenizer gave {name} from {array.min()} to {array.max()}, and names {size} codes")
         kinds = (np.uint8, np.uint16, np.int32, np.int64)

@@ -17,13 +17,14 @@ Letters: n items.
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,9 +62,14 @@ class Tokenizer:
     settings: Mapping[str, Any] = {}  # whatever else the tokens depend on
     arguments: Mapping[str, Any] = {}  # of the data section, where they follow from the networks
     path: Path | None = None  # where it was loaded from
+    options: Mapping[str, Path | None] = {}  # likewise, further networks, by their option of `helicon tokenize`
+
+    def items(self, data: Any) -> Any:
+        """The dataset to encode, of what the `data` section gives: that itself, where it does not depend on the networks."""
+        return data
 
     def __call__(self, batch: Batch) -> Mapping[str, Any]:
-        """All that is learned from: for each field one integer tensor (without padding) or string an item."""
+        """All that is learned from: for each field one integer tensor (without padding), bool or string an item."""
         raise NotImplementedError
 
 
@@ -103,6 +109,7 @@ class Index:
     arguments: Mapping[str, Any]
     source: Source
     path: str | None  # of the tokenizer
+    options: Mapping[str, str | None] = field(default_factory=dict)  # the paths of further networks
     fields: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()  # the table of items, then the shards
 
@@ -114,8 +121,8 @@ class Index:
         hashes = {name: known["sha256"] for name, known in networks.items()}
         parts = [FORMAT, hashes, settings, sizes, arguments if source.root else None]
         making = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-        path = None if tokenizer.path is None else str(tokenizer.path)
-        return cls(making, networks, settings, sizes, dict(arguments), source, path)
+        path, options = _command_paths(tokenizer)
+        return cls(making, networks, settings, sizes, dict(arguments), source, path, options)
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
@@ -136,11 +143,20 @@ class Index:
         text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, default=str)
         write_whole(folder / INDEX_FILE, text.encode())
 
-    def command(self, folder: Path, path: str | Path | None) -> str:
-        """What makes this cache again, or brings it up to date."""
-        words = ["helicon", "tokenize", str(path or "RUN"), "--data", self.source.name, "-o", str(folder)]
+    def command(self, folder: Path, tokenizer: Tokenizer | None = None) -> str:
+        """What brings this cache up to date, or makes it again with another tokenizer."""
+        path, options = (self.path, self.options) if tokenizer is None else _command_paths(tokenizer)
+        words = ["helicon", "tokenize", path or "RUN"]
+        for name, further in options.items():
+            words += [f"--{name}", further or "RUN"]
+        words += ["--data", self.source.name, "-o", str(folder)]
         plain = lambda value: value if isinstance(value, str) else json.dumps(value)
         return f"`{shlex.join([*words, *(f'{key}={plain(value)}' for key, value in self.arguments.items())])}`"
+
+
+def _command_paths(tokenizer: Tokenizer) -> tuple[str | None, dict[str, str | None]]:
+    known = lambda path: None if path is None else str(path)
+    return known(tokenizer.path), {name: known(path) for name, path in tokenizer.options.items()}
 
 
 def network_hash(network: Network) -> str:
@@ -170,7 +186,7 @@ def is_token_cache(source: Any) -> bool:
 
 
 class TokenCache(Dataset[dict[str, Any]]):
-    """The items of a cache: dicts of int64 tensors and strings. Keys and order are the source's, and so are splits and epochs.
+    """The items of a cache: dicts of int64 tensors, bools and strings. Keys and order are the source's, and so are splits and epochs.
 
     Only what is asked for is read, from files that all processes share in memory.
     """
@@ -179,9 +195,7 @@ class TokenCache(Dataset[dict[str, Any]]):
         self.folder = Path(folder).expanduser()
         self.index = Index.read(self.folder)
         if not self.index.files:
-            raise ValueError(
-                f"{folder} was never finished: go on with {self.index.command(self.folder, self.index.path)}"
-            )
+            raise ValueError(f"{folder} was never finished: go on with {self.index.command(self.folder)}")
         for entry in self.index.files:
             path = self.folder / entry["file"]
             if not path.is_file():
@@ -219,7 +233,7 @@ class TokenCache(Dataset[dict[str, Any]]):
 
     def made_by(self, tokenizer: Tokenizer) -> Self:
         """This cache with the tokenizer's fields, and the strings, once it is seen to be what that would make of the source now."""
-        index, remedy = self.index, f"make a new one with {self.index.command(self.folder, tokenizer.path)}"
+        index, remedy = self.index, f"make a new one with {self.index.command(self.folder, tokenizer)}"
         for name, network in tokenizer.networks.items():
             own, known = _described(network), index.networks.get(name)
             if known is None or known["sha256"] != own["sha256"]:
@@ -245,7 +259,7 @@ class TokenCache(Dataset[dict[str, Any]]):
         source, keys, items = self.index.source, self.keys, self._file(0)
         if source.root is None or keys is None:
             return
-        remedy = f"bring it up to date with {self.index.command(self.folder, self.index.path)}"
+        remedy = f"bring it up to date with {self.index.command(self.folder)}"
         if Path(source.name).is_file() and source.manifest_sha256 not in (None, sha256(Path(source.name))):
             raise ValueError(f"{self.folder} is stale, as {source.name} has changed: {remedy}")
         readable = np.flatnonzero(items["places"][:, 0] >= 0)
@@ -263,7 +277,8 @@ class TokenCache(Dataset[dict[str, Any]]):
     def _is_changed(self, index: int, paths: Sequence[Path]) -> bool:
         _, stamp, content = (known.tobytes() for known in self._file(0)["hashes"][index])
         try:
-            return stamp_of(paths) != stamp and content_of(paths) != content
+            found = stamp_of(paths)
+            return found != stamp and content_of(tuple(paths), found) != content
         except OSError:
             return True
 
@@ -277,7 +292,7 @@ class TokenCache(Dataset[dict[str, Any]]):
         return self._mapped[number]
 
     def _damage(self, what: str) -> str:
-        return f"{what}: put it back, or mend the cache with {self.index.command(self.folder, self.index.path)}"
+        return f"{what}: put it back, or mend the cache with {self.index.command(self.folder)}"
 
 
 class Strings(Sequence[str]):
@@ -305,13 +320,15 @@ def mapped(path: Path) -> Columns:
     return {name: value.numpy() for name, value in load_state(path).items()}
 
 
-def value_of(columns: Columns, name: str, row: int) -> Tensor | str:
+def value_of(columns: Columns, name: str, row: int) -> Tensor | bool | str:
     shapes = columns.get(f"{name}.shapes")
     if shapes is None:
         return Strings(columns, name)[row]
     starts = columns[f"{name}.starts"]
-    values = columns[f"{name}.values"][starts[row] : starts[row + 1]].astype(np.int64)
-    return torch.from_numpy(values).reshape(shapes[row].tolist())
+    values = columns[f"{name}.values"][starts[row] : starts[row + 1]]
+    if values.dtype == np.bool_:
+        return bool(values[0])
+    return torch.from_numpy(values.astype(np.int64)).reshape(shapes[row].tolist())
 
 
 def fields_of(columns: Columns) -> list[str]:
@@ -356,7 +373,9 @@ def stamp_of(paths: Sequence[Path]) -> bytes:
     return short_hash(*((found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths)))
 
 
-def content_of(paths: Sequence[Path]) -> bytes:
+@functools.lru_cache(maxsize=64)
+def content_of(paths: tuple[Path, ...], stamp: bytes) -> bytes:
+    """(Remembered while the stamp is the same: the segments of a long recording ask for one file again and again.)"""
     return short_hash(*(sha256(path) for path in paths))
 
 

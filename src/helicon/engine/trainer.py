@@ -46,6 +46,10 @@ class Trainer:
     def __init_subclass__(cls) -> None:
         """The signature a user (and the recipe checker) sees: the class's own keywords and every option of the loop."""
         own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
+        for base in cls.__mro__[1 : cls.__mro__.index(Trainer)]:  # whose keywords go on to it
+            inherited = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+            known = {p.name for p in own}
+            own += [p for p in inherited if p.kind is p.KEYWORD_ONLY and p.name not in known]
         taken = {p.name for p in own}
         options = [
             _option_parameter(entry, cls.defaults) for entry in fields(TrainerOptions) if entry.name not in taken

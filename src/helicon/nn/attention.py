@@ -1,7 +1,8 @@
 """Attention over `scaled_dot_product_attention`: masks, grouped keys, sliding windows, a null key, the static KV cache.
 
-A mask (True = keep) becomes an additive bias once a forward pass. Masked keys get a large finite number, not minus
-infinity, so a query with nothing to attend to (padding, an empty context) gets a finite average instead of NaN.
+A mask (True = keep) becomes an additive bias once a forward pass; under causal attention, features of the keys. Masked
+keys get a large finite number, not minus infinity, so a query with nothing to attend to (padding, an empty context) gets
+a finite average instead of NaN.
 
 Letters: b batch, h heads, g key heads (h is a multiple of g), n queries, m keys, d features of a head,
 c and e features of tokens.
@@ -54,9 +55,30 @@ def attend(
         else:
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, dropout_p=dropout)
         return rearrange(out, "b g r d -> b (g r) 1 d")
-    if heads != key_heads:
-        keys, values = (repeat(x, "b g m d -> b (g r) m d", r=heads // key_heads) for x in (keys, values))
+    keys, values = (_for_each_head(x, heads) for x in (keys, values))
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=is_causal)
+
+
+def attend_to_kept(
+    queries: Float[Tensor, "b h n d"],
+    keys: Float[Tensor, "b g n d"],
+    values: Float[Tensor, "b g n d"],
+    keep: Bool[Tensor, "b n"],
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h n d"]:
+    """Causal attention to the keys of `keep`, by the kernel's own causal path: no n x n bias is written.
+
+    Heads get more features, up to the next multiple of eight: 1 in queries, and in one of them MASKED in hidden keys.
+    A query that sees only hidden keys attends to those, never to the future.
+    """
+    heads, dim_head = queries.shape[1], queries.shape[-1]
+    more = 8 - dim_head % 8
+    hiding = F.pad(additive(keep, keys.dtype)[:, None, :, None], (0, more - 1))
+    queries, values = F.pad(queries, (0, more), value=1.0), F.pad(values, (0, more))
+    keys = torch.cat((keys, hiding.expand(-1, keys.shape[1], -1, -1)), dim=-1)
+    keys, values = (_for_each_head(x, heads) for x in (keys, values))
+    out = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout, is_causal=True, scale=dim_head**-0.5)
+    return out[..., :dim_head]
 
 
 def attend_in_window(
@@ -83,6 +105,11 @@ def attend_in_window(
     bias = repeat(additive(allowed, queries.dtype), "k w m -> (b k) 1 w m", b=batch)
     out = attend(blocks, near_keys, near_values, bias, dropout=dropout)
     return rearrange(out, "(b k) h w d -> b h (k w) d", b=batch)[:, :, :n]
+
+
+def _for_each_head(x: Float[Tensor, "b g m d"], heads: int) -> Float[Tensor, "b h m d"]:
+    """Keys or values, repeated for the query heads that share them."""
+    return x if x.shape[1] == heads else repeat(x, "b g m d -> b (g r) m d", r=heads // x.shape[1])
 
 
 def _attend_compiled(
@@ -237,6 +264,7 @@ class Pattern(NamedTuple):
     slots: Tensor | None = None  # [n], where a cache keeps these tokens
     attend_cached: bool = False  # False in the first pass, which has all its keys at hand
     window_size: int | None = None  # only where there is no bias: attention in blocks
+    keep: Tensor | None = None  # [b, n], only where is_causal: the keys that are not hidden
 
 
 class SelfAttention(nn.Module):
@@ -269,6 +297,8 @@ class SelfAttention(nn.Module):
         dropout = self.options.dropout if self.training else 0.0
         if pattern.window_size is not None:
             out = attend_in_window(queries, keys, values, pattern.window_size, dropout)
+        elif pattern.keep is not None:
+            out = attend_to_kept(queries, keys, values, pattern.keep, dropout)
         else:
             out = attend(queries, keys, values, pattern.bias, pattern.is_causal, dropout)
         return self.to_out(rearrange(out, "b h n d -> b n (h d)"))

@@ -5,7 +5,8 @@ CUDA it is captured once in a graph and replayed; elsewhere the same code runs e
 `poll_every` tokens. Noise is drawn outside the step, from the caller's seed: eager and replayed steps see the same.
 
 Letters: b rows of the result, r rows of the transformer (2 b under guidance: with the condition, then without), n
-prompt tokens, d features, v vocabulary, t new tokens, m context tokens, e context features, c size of the condition.
+prompt tokens, d features, v vocabulary, t new tokens, k streams of tokens, m context tokens, e context features, c size
+of the condition. `*k` is there only where a model has several streams.
 """
 
 from collections.abc import Callable
@@ -30,20 +31,24 @@ class TokenModel(nn.Module):
     a 0-d tensor on the device, is the token's number among the new ones: a family whose embeddings or heads differ by
     position (quantizers in turn, say) computes with it. What asks the host for its value cannot be captured, and
     `weights[index]` does: write `weights.index_select(0, index[None])[0]`.
+
+    With several `streams` each step draws one token of each, all at once (the codebooks of a delayed pattern, say): where
+    a token is spoken of, it is then one of each stream.
     """
 
     transformer: Transformer
     vocabulary: int
+    streams: int = 1
 
-    def embed_tokens(self, tokens: Int[Tensor, "r"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
+    def embed_tokens(self, tokens: Int[Tensor, "r *k"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
         """The transformer's input for new token number `index`."""
         raise NotImplementedError
 
-    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
+    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r *k v"]:
         """The logits of new token number `index`, from the transformer's output for the token before it."""
         raise NotImplementedError
 
-    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | None:
+    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | Bool[Tensor, "k v"] | None:
         """Which tokens may stand at new token number `index`, where not all may (an end only at the end of a frame)."""
         return None
 
@@ -61,7 +66,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Decoded:
-    tokens: Int[Tensor, "b t"]  # as long as the longest row; from a row's end token on, pad_id
+    tokens: Int[Tensor, "b t *k"]  # as long as the longest row; from a row's end token on, pad_id
     lengths: Int[Tensor, "b"]  # how many tokens stand before the end token
 
 
@@ -70,6 +75,8 @@ class Decoder:
 
     The model's weights are read anew at each call, so the model may be trained in between.
 
+    eos_id   the token that ends a row; of several streams, where the last draws it
+    pad_id   what stands in the result from a row's end on
     dtype    the type to run in: bf16 on CUDA by default, the model's own elsewhere
     capture  whether to capture steps in a CUDA graph; on CUDA by default
     compile  whether to compile the layers and the sampling first; where steps are captured, by default
@@ -99,9 +106,9 @@ class Decoder:
         seed: int,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         poll_every: int = 16,
-        on_tokens: Callable[[Int[Tensor, "b k"]], None] | None = None,
+        on_tokens: Callable[[Int[Tensor, "b t *k"]], None] | None = None,
     ) -> Decoded:
-        """`on_tokens` gets what is new at each poll: `[b, up to poll_every]`, padded like the result."""
+        """`on_tokens` gets what is new at each poll: `[b, up to poll_every]` (and streams), padded like the result."""
         if max_new_tokens < 1 or poll_every < 1:
             raise ValueError(f"max_new_tokens={max_new_tokens} and poll_every={poll_every} must be at least 1")
         if sampling.is_guided and len(prompt.embeddings) % 2:
@@ -118,7 +125,7 @@ class Decoder:
                 is_last = count == max_new_tokens
                 if (is_last or count % poll_every == 0) and (on_tokens is not None or self.eos_id is not None):
                     if on_tokens is not None:
-                        on_tokens(session.tokens[:, shown:count].clone())
+                        on_tokens(session.new_tokens(shown, count))
                     shown = count
                     if session.is_finished():
                         break
@@ -171,9 +178,10 @@ class _Session:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         self.cond = None if prompt.cond is None else buffer(*prompt.cond.shape, dtype=dtype)
-        self.noise = buffer(batch, self.model.vocabulary, dtype=torch.float32)
-        self.tokens = buffer(batch, self.capacity)
-        self.last = buffer(self.rows)  # the newest token of each row of the transformer
+        streams = self.model.streams
+        self.noise = buffer(batch, streams, self.model.vocabulary, dtype=torch.float32)
+        self.tokens = buffer(batch, self.capacity, streams)
+        self.last = buffer(self.rows, streams)  # the newest token of each row of the transformer
         self.index = buffer()  # of the token to come
         self.lengths = buffer(batch)
         self.finished = buffer(batch, dtype=torch.bool)
@@ -253,25 +261,35 @@ class _Session:
 
     def result(self, max_new_tokens: int) -> Decoded:
         longest = min(max_new_tokens, int(self.lengths.max()))
-        return Decoded(self.tokens[:, :longest].clone(), self.lengths.clone())
+        return Decoded(self.new_tokens(0, longest), self.lengths.clone())
+
+    def new_tokens(self, start: int, end: int) -> Int[Tensor, "b t *k"]:
+        return self._as_model_sees(self.tokens[:, start:end]).clone()
+
+    def _as_model_sees(self, tokens: Int[Tensor, "*b k"]) -> Int[Tensor, "..."]:
+        """The session always has a dimension of streams, a model only where it has several."""
+        return tokens.squeeze(-1) if self.model.streams == 1 else tokens
 
     def _draw(self, generator: torch.Generator) -> None:
         if self.sampling.temperature > 0:
             self.noise.uniform_(generator=generator)
 
     def _step(self) -> None:
-        embedded = self.model.embed_tokens(self.last, self.index - 1)
+        embedded = self.model.embed_tokens(self._as_model_sees(self.last), self.index - 1)
         hidden = self.model.transformer(embedded[:, None], cond=self.cond, cache=self.cache, run_layer=self.run_layer)
         self._select(hidden[:, 0])
 
     def _select(self, hidden: Float[Tensor, "r d"]) -> None:
         logits = self.model.token_logits(hidden, self.index)
-        token = self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
+        if self.model.streams == 1:
+            logits = logits[:, None]
+        tokens = self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
         if self.eos_id is not None:
-            self.finished |= token == self.eos_id
-        # A finished row goes on with a token it ignores: its slots are its own, and shapes stay static.
-        self.last.copy_(token.repeat(self.rows // len(token)))
-        self.tokens.index_copy_(1, self.index[None], token.masked_fill(self.finished, self.pad_id)[:, None])
+            self.finished |= tokens[:, -1] == self.eos_id
+        # A finished row goes on with tokens it ignores: its slots are its own, and shapes stay static.
+        self.last.copy_(tokens.repeat(self.rows // len(tokens), 1))
+        shown = tokens.masked_fill(self.finished[:, None], self.pad_id)
+        self.tokens.index_copy_(1, self.index[None], shown[:, None])
         self.lengths += ~self.finished
         self.index += 1
 

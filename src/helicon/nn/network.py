@@ -249,6 +249,20 @@ def _weights_hashes(folder: Path) -> dict[str, str | None]:
     return {"sha256": sha256(folder / WEIGHTS_FILE), "ema_sha256": sha256(averaged) if averaged.exists() else None}
 
 
+def same_network(first: Network, second: Network) -> bool:
+    """Whether two networks are one and the same, or copies: of one class, with the same weights."""
+    if first is second:
+        return True
+    mine, others = first.own_state(), second.own_state()
+    shared = mine.keys() & others.keys()  # a copy that is only used may have left out what is needed to train
+    return (
+        first.kind is second.kind
+        and bool(shared)
+        and all(mine[name].shape == others[name].shape for name in shared)
+        and all(torch.equal(mine[name].cpu(), others[name].cpu()) for name in shared)
+    )
+
+
 def class_path(network_class: type) -> str:
     return f"{network_class.__module__}:{network_class.__qualname__}"
 

@@ -102,10 +102,10 @@ class Sampling:
 
     def token(
         self,
-        logits: Float[Tensor, "rows v"],
-        uniform: Float[Tensor, "b v"],
-        allowed: Bool[Tensor, "v"] | None = None,
-    ) -> Int[Tensor, "b"]:
+        logits: Float[Tensor, "rows *k v"],
+        uniform: Float[Tensor, "b *k v"],
+        allowed: Bool[Tensor, "v"] | Bool[Tensor, "*k v"] | None = None,
+    ) -> Int[Tensor, "b *k"]:
         """The next token of each row. Guided logits have 2 b rows: b with the condition, then b without."""
         logits = logits.float()
         if self.is_guided:

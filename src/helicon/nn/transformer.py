@@ -363,10 +363,10 @@ class Transformer(nn.Module):
             attend_cached = n == 1 or not cache.is_fresh
             allowed = cached if attend_cached else allowed
         window_size = self.window_size if self.window_size is not None and n > self.window_size else None
-        is_causal = self.causal and allowed is None and bias is None
-        if is_causal and window_size is not None:
-            return Pattern(rotation, None, False, slots, window_size=window_size)
-        if self.causal and not is_causal and not attend_cached:
+        is_causal = self.causal and not attend_cached
+        if is_causal and bias is None and (mask is None or window_size is None):  # without an n x n bias
+            return Pattern(rotation, None, window_size is None, slots, window_size=window_size, keep=mask)
+        if is_causal:
             causal = causal_mask(n, x.device)[None, None]
             if window_size is not None:
                 causal = causal & window_mask(positions, positions, window_size)
@@ -374,7 +374,7 @@ class Transformer(nn.Module):
         total = None if bias is None else bias.to(dtype)
         if allowed is not None:
             total = additive(allowed, dtype) if total is None else total + additive(allowed, dtype)
-        return Pattern(rotation, total, is_causal, slots, attend_cached)
+        return Pattern(rotation, total, False, slots, attend_cached)
 
     def _context_bias(
         self, x: Tensor, context: Tensor | None, context_mask: Tensor | None, cache: KVCache | None

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from helicon.engine.task import Loss
 from helicon.metrics.image import psnr
+from helicon.models.muse.generate import Filler
 from helicon.models.muse.maskgit import MaskGit
 from helicon.models.muse.task import MaskGitTask, VQGanVAETask
 from helicon.models.muse.transformer import MaskGitTransformer
@@ -344,6 +345,18 @@ def test_samples_are_what_the_captions_say_with_the_captions_below(tmp_path: Pat
     assert sheet.width == 8 * 128 + 7 * 6 and sheet.height > 3 * 128
     first = pictures["images"][0].mul(255).round().byte().permute(1, 2, 0).numpy()
     assert (np.asarray(sheet)[:128:4, :128:4] == first).all()
+
+
+def test_samples_in_training_are_made_without_compiling_and_the_sampler_stays_as_it_was(monkeypatch):
+    """What a GPU would compile and capture for a few pictures, and the memory for it."""
+    seen, fill = [], Filler.fill
+    monkeypatch.setattr(Filler, "fill", lambda filler, *args: seen.append(filler) or fill(filler, *args))
+    task = MaskGitTask(maskgit(), sample_timesteps=1)
+    own = task.model.filler
+    task.sample(captioned(3), seed=0)
+    MaskGitTask(task.model, sample_texts=["one"], sample_timesteps=1).sample(captioned(3), seed=0)
+    assert [(filler.capture, filler.compile) for filler in seen] == [(False, None)] * 2  # compiles where it captures
+    assert task.model.filler is own
 
 
 def test_samples_of_texts_of_ones_own_of_classes_and_of_nothing():

@@ -256,6 +256,14 @@ def test_the_quantizer_is_the_models_own(saved: dict[str, Path]) -> None:
     assert (both[1] == -1).all(dim=1).sum() == both.shape[1] - tokenizer.code_lengths(lengths)[1] // 2
 
 
+def test_the_rate_is_the_models_own(tokenizer: WaveTokenizer) -> None:
+    """A second of sound at any rate has as many tokens as a second of the model's own."""
+    assert tokenizer.sample_hz == 16000
+    length = tokenizer(noise(1, 16000)).shape[1]
+    assert length == tokenizer.code_lengths(torch.tensor([16000])).item()
+    assert all(tokenizer(noise(1, hz), input_sample_hz=hz).shape[1] == length for hz in (8000, 24000))
+
+
 def test_a_model_without_quantizer_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     config = transformers.Wav2Vec2Config.from_pretrained(saved["wav2vec2"])
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path / "bare")

@@ -2,13 +2,17 @@
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import soundfile
 import torch
+from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -16,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import helicon
 from helicon.data.audio import SoundDataset
 from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.engine.optim import LossScale
 from helicon.models.soundstream.model import SoundStream
 from helicon.models.soundstream.trainers import SoundStreamTrainer, training_sounds
 from models.soundstream.tiny import HZ, sound, tiny
@@ -147,6 +152,19 @@ def test_the_validation_set_given_is_the_one_used():
     [
         ({"folder": "sounds"}, "data_max_length or data_max_length_seconds is needed: how much of a sound"),
         ({"folder": "nowhere", "data_max_length": 9}, "the data folder nowhere does not exist"),
+        (
+            {"folder": "sounds", "data_max_length": 0},
+            "data_max_length=0 is too short: the number of samples must be at",
+        ),
+        (
+            {"dataset": Own(wave), "data_max_length_seconds": 1e-9},
+            "data_max_length_seconds=1e-09 is too short: the number of samples must be at least 1 at 8000 Hz",
+        ),
+        (
+            {"folder": "sounds", "data_max_length": 9, "data_max_length_seconds": 1.0},
+            "give data_max_length or data_max_length_seconds, not both",
+        ),
+        ({"dataset": SyntheticSounds(4, HZ), "data_max_length": 9}, "the sounds of this dataset are cut already"),
         ({"folder": "sounds", "dataset": Own(wave)}, "a folder or a dataset of sounds, not both"),
         ({}, "give either a dataset"),
         (
@@ -172,6 +190,23 @@ def test_the_data_of_recipes():
     assert trainer(dataset=files, model=tiny(input_channels=2)).feed.train.dataset is files
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"data_max_length": 3999},
+            r"data_max_length=3999 is too short: the number of samples must be at least 4000 at 8000 Hz \(0.5 s\)",
+        ),
+        ({"data_max_length": 0}, "data_max_length=0 is too short"),
+        ({"data_max_length_seconds": 0.4}, "data_max_length_seconds=0.4 is too short"),
+        ({"data_max_length": 4000, "data_max_length_seconds": 1.0}, "not both"),
+    ],
+)
+def test_made_up_sounds_that_are_too_short_are_told_in_the_words_of_the_user(options: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        training_sounds("synthetic", sample_hz=HZ, **options)
+
+
 # ---------------------------------------------------------------------------------------------- what a run does
 
 
@@ -194,6 +229,17 @@ def test_samples_of_every_time_are_kept_and_validation_is_measured():
         0
     ].keys()
     assert any("audio_seconds_per_second" in line for line in logged)
+
+
+def test_validation_looks_at_the_number_of_batches_asked_for():
+    """9: in the reference it is a bool: one batch, or none and an error."""
+    for asked, looked in ((2, 2), (None, 3)):
+        run = trainer(dataset=Own(wave), val_dataset=Own(wave, 5), val_num_batches=asked, results_folder=f"run{asked}")
+        batches = []
+        validate = run.task.validate
+        run.task.validate = lambda batch, to=batches, validate=validate: to.append(batch) or validate(batch)
+        run.validate()
+        assert len(batches) == looked
 
 
 def test_networks_are_in_training_mode_after_a_validation():
@@ -265,6 +311,29 @@ def test_set_model_as_ema_model_does_what_its_name_says():
     assert all(torch.equal(a, b) for a, b in zip(averages, run.ema.average, strict=True))
 
 
+def test_a_codec_takes_its_weights_from_a_run_as_well_as_from_a_checkpoint():
+    averaged = {"ema_update_after_step": 0, "ema_update_every": 1}
+    trainer(dataset=Own(sound_of), num_train_steps=3, lr=1e-2, save_model_every=2, **averaged).train()
+    earlier, newest = (f"run/checkpoints/step-0000000{step}" for step in (2, 3))
+    codec, codes = tiny(), {}
+    for folder in (earlier, newest, "run"):
+        codec.load_from_trainer_saved_obj(folder)
+        codes[folder] = codec.tokenize(sound())
+    assert torch.equal(codes["run"], codes[newest]) and not torch.equal(codes["run"], codes[earlier])
+    assert codec.source == Path(newest).resolve() and torch.equal(codes["run"], helicon.load("run").tokenize(sound()))
+
+
+def test_what_the_discriminators_iterators_said_stands_elsewhere():
+    run = trainer(dataset=Own(wave))
+    for name in ("multiscale_discriminator_iter", "multiscale_discriminator_optim_iter"):
+        assert not hasattr(run, name)
+    with pytest.raises(AttributeError, match=r'loop over trainer.raw\["discriminator"\].members.values\(\)'):
+        _ = run.multiscale_discriminator_iter
+    with pytest.raises(AttributeError, match=r'use trainer.optimizers\["discriminator"\]'):
+        _ = run.multiscale_discriminator_optim_iter
+    assert list(run.raw["discriminator"].members.values()) and run.optimizers["discriminator"]
+
+
 def test_two_trainers_in_one_process_and_a_trainer_is_no_module():
     """12: eval() runs the reference's whole training. 18: a second trainer is forbidden for ever."""
     first, second = (trainer(dataset=Own(wave), results_folder=name) for name in ("a", "b"))
@@ -288,7 +357,101 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit():
     resumed.train()
     assert all(torch.equal(value, state(whole)[name]) for name, value in state(resumed).items())
     assert (state(whole)["loss.balancer.counts"] > 1).all()
-    assert Path("broken/checkpoints/step-00000004").is_dir()
+    for name in ("whole", "broken"):
+        assert sorted(path.name for path in Path(name, "checkpoints").iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_the_step_is_in_the_checkpoint_and_not_in_its_name():
+    """5: the reference reads it from the path, in which there may be any number, or none."""
+    run = trainer(dataset=Own(wave))
+    run.train()
+    run.save("experiment-7/best")
+    later = trainer(dataset=Own(wave), num_train_steps=3, results_folder="later")
+    later.load("experiment-7/best")
+    assert later.step == 2
+    later.train()
+    assert Path("later/checkpoints/step-00000003").is_dir()
+
+
+def test_a_resumed_run_goes_on_with_its_loss_scale():
+    """6: (fp16 needs a GPU; here a scale is put in by hand.)"""
+    run, other = (trainer(dataset=Own(wave), results_folder=name) for name in ("a", "b"))
+    run.scale = LossScale(torch.device("cpu"), initial=2.0**5)
+    run.train()
+    other.scale = LossScale(torch.device("cpu"))
+    other.load("a")
+    assert (other.scale.value.item(), other.scale.good_steps.item()) == (2.0**5, 2)
+
+
+class Wandb(GeneralTracker):
+    """What Accelerate's tracker of that name looks like from outside."""
+
+    name = "wandb"
+    requires_logging_directory = False
+    run = SimpleNamespace(id="abc")
+
+    @property
+    def tracker(self) -> SimpleNamespace:
+        return self.run
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        pass
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        pass
+
+
+def test_a_resumed_run_is_the_same_run_for_its_tracker(monkeypatch: pytest.MonkeyPatch):
+    """6: in the reference it is a new one."""
+    trainer(dataset=Own(wave), trackers=[Wandb()]).train()
+    resumed = trainer(dataset=Own(wave), trackers=[Wandb()], num_train_steps=3, resume=True)
+    asked, start = [], resumed.accelerator.init_trackers
+    monkeypatch.setattr(resumed.accelerator, "init_trackers", lambda *a, **k: asked.append(k) or start(*a, **k))
+    resumed.train()
+    assert [keywords["init_kwargs"] for keywords in asked] == [{"wandb": {"id": "abc", "resume": "allow"}}]
+
+
+def test_a_folder_that_is_not_there_need_not_be_cleared():
+    """13: in the reference it is a FileNotFoundError."""
+    trainer(dataset=Own(wave), results_folder="not/there", force_clear_prev_results=True).train()
+    assert Path("not/there/checkpoints/step-00000002").is_dir()
+
+
+TWO_PROCESSES = """
+import os, sys
+import torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from models.soundstream.tiny import sound, tiny
+from helicon.models.soundstream.trainers import SoundStreamTrainer
+
+sounds = [sound(1, 160, seed=number)[0] for number in range(16)]
+run = SoundStreamTrainer(
+    tiny(), dataset=sounds, val_dataset=sounds[:4], num_train_steps=3, batch_size=2, grad_accum_every=2, warmup_steps=0,
+    discr_max_grad_norm=1e-4, apply_grad_penalty_every=2, tensorboard=False, results_folder="run"
+)
+before = {name: value.clone() for name, value in run.task.model.state_dict().items()}
+norms = []
+run.train(lambda logs: norms.append(logs["discriminator_grad_norm"].item()))
+assert min(norms) > 1e-4, f"there is something to clip: {norms}"
+moved = set()
+for name, value in run.task.model.state_dict().items():
+    both = [torch.empty_like(value) for _ in range(2)]
+    dist.all_gather(both, value)
+    assert torch.equal(both[0], both[1]), name
+    moved |= set() if torch.equal(value, before[name]) else {name.partition(".")[0]}
+assert moved == {"autoencoder", "discriminators", "loss"}, moved
+dist.barrier()
+os._exit(0)  # gloo's threads do not always end in order
+"""
+
+
+@pytest.mark.slow
+def test_both_processes_have_one_codec_and_the_same_discriminators(tmp_path: Path):
+    """3: in the reference the ranks' discriminators drift apart. 4: and clipping them fails on a wrapped network."""
+    script = tmp_path / "two_processes.py"
+    script.write_text(TWO_PROCESSES)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run([*launch, str(script), str(Path(__file__).parents[2])], check=True, timeout=600)
 
 
 REFERENCE = (

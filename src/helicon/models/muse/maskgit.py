@@ -178,7 +178,7 @@ class MaskGit(Network):
         """The token ids of pictures with values in [0, 1]."""
         if self.vae is None:
             raise ValueError("this MaskGit was built without a vae: give token ids, or build it with vae=...")
-        return _codes(self.vae, images)
+        return token_ids(self.vae, images)
 
     def tokenize_low_resolution(self, images: Float[Tensor, "b c h w"]) -> Int[Tensor, "b code_h code_w"]:
         """The token ids of pictures scaled to `cond_image_size`."""
@@ -189,7 +189,7 @@ class MaskGit(Network):
         size = (self.cond_image_size, self.cond_image_size)
         if images.shape[-2:] != size:
             images = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
-        return _codes(self.cond_vae, images)
+        return token_ids(self.cond_vae, images)
 
     def _ids(self, images_or_ids: Tensor) -> Int[Tensor, "b n"]:
         """Pictures are floats of any precision, [b, c, h, w]; ids are integers, [b, n] or [b, h, w]."""
@@ -442,8 +442,8 @@ class MaskGit(Network):
         return torch.where(repaint.to(made.device)[:, None], made[..., :height, :width], images.to(made))
 
 
-def _codes(vae: VQGanVAE, images: Tensor) -> Int[Tensor, "b code_h code_w"]:
-    """Always in the tokenizer's own precision: which tokens a picture has must not depend on who asks."""
+def token_ids(vae: VQGanVAE, images: Float[Tensor, "b c h w"]) -> Int[Tensor, "b code_h code_w"]:
+    """Of pictures; always in the tokenizer's own precision, as which tokens a picture has must not depend on who asks."""
     with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         return vae.encode(images.to(next(vae.parameters()).dtype))[1]
 

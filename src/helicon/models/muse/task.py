@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
 from helicon.models.muse.contact_sheet import contact_sheet
+from helicon.models.muse.generate import Filler
 from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE
 
@@ -191,14 +192,22 @@ class MaskGitTask(Task):
             "seed": seed,
         }
         if self.sample_texts is not None:
-            return self.model.generate(self.sample_texts, **options)
+            return self._generate(texts=self.sample_texts, **options)
         shown = {name: value[:MAX_SHOWN] for name, value in batch.items()}
-        return self.model.generate(
+        return self._generate(
             **{name: shown[name] for name in self._conditions(batch)},
             cond_token_ids=self._low_resolution(shown),
             batch_size=len(next(iter(shown.values()))),
             **options,
         )
+
+    def _generate(self, **options: Any) -> Tensor:
+        """Neither compiles nor captures: for a few pictures now and then that takes longer than it saves, and keeps memory."""
+        own, self.model.filler = self.model.filler, Filler(capture=False)
+        try:
+            return self.model.generate(**options)
+        finally:
+            self.model.filler = own
 
     def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
         """Each caption under what was made of it: the true pictures, then those of the online and of the averaged weights."""

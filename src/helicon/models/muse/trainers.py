@@ -19,7 +19,7 @@ from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
 from helicon.engine.checkpoint import resolve
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
-from helicon.models.muse.maskgit import MaskGit, _codes
+from helicon.models.muse.maskgit import MaskGit, token_ids
 from helicon.models.muse.task import MaskGitTask, VQGanVAETask
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
@@ -95,7 +95,7 @@ class ImageTokenizer(Tokenizer):
         if isinstance(network, VQGanVAE):
             vae = network.copy_for_eval()  # what a MaskGit would stand on
             self.networks, self.sizes = {"vae": vae}, {"ids": vae.codebook_size}
-            self.arguments, self._encoders = {"channels": vae.channels}, {"ids": partial(_codes, vae)}
+            self.arguments, self._encoders = {"channels": vae.channels}, {"ids": partial(token_ids, vae)}
             return
         self.networks, self.sizes = {}, {"ids": network.transformer.num_tokens}
         self.arguments, self._encoders = {"image_size": network.image_size}, {"ids": network.tokenize}

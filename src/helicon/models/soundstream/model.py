@@ -20,6 +20,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+import helicon
 from helicon.models.soundstream.autoencoder import SoundStreamAutoencoder
 from helicon.models.soundstream.discriminators import (
     BandDiscriminator,
@@ -145,7 +146,7 @@ class SoundStream(Network):
         squeeze_excite: bool = False,
         complex_stft_discr_logits_abs: bool = False,
         pad_mode: PadMode = "constant",
-        stft_discriminator: Network | None = None,
+        stft_discriminator: nn.Module | None = None,
         complex_stft_discr_kwargs: Mapping[str, Any] | None = None,
         activation: Activation = "snake",
         denoise_conditioning: bool = False,
@@ -175,7 +176,7 @@ class SoundStream(Network):
             discr_periods, discr_windows, discr_channels: discriminators of the wave folded at these periods, and of its spectrum
                 through these windows, all of this width.
             discr_multi_scales: discriminators of the wave at these parts of its rate.
-            complex_stft_discr_kwargs: if given, even empty, a ComplexSTFTDiscriminator with these; `stft_normalized` is its, too.
+            complex_stft_discr_kwargs: if given, even empty, a ComplexSTFTDiscriminator with these; `stft_normalized` is its alone.
             stft_discriminator: a discriminator of your own, a Network that makes a Judgement of audio `[b, c, n]`.
             recon_loss_weight: of the squared error of samples.
             multi_spectral_recon_loss_weight, mel_loss: of the distance of mel spectra: of their logarithms ("log"), or
@@ -188,6 +189,7 @@ class SoundStream(Network):
         super().__init__()
         _refuse(attn_xpos_scale_base, attn_dynamic_pos_bias, use_gate_loop_layers, complex_stft_discr_logits_abs)
         _check_choices(mel_loss=mel_loss, adversarial_loss=adversarial_loss)
+        _check_discriminators(stft_discriminator, complex_stft_discr_kwargs, stft_normalized)
         if use_lookup_free_quantizer and use_finite_scalar_quantizer:
             raise ValueError("use_lookup_free_quantizer and use_finite_scalar_quantizer exclude each other: choose one")
         stacks = {
@@ -464,8 +466,10 @@ class SoundStream(Network):
         return cls.from_pretrained(path)
 
     def load_from_trainer_saved_obj(self, path: str | Path) -> None:
-        """`load` of a checkpoint."""
-        self.load(path)
+        """`load` of a checkpoint, or of the newest whole one of a run."""
+        found = helicon.load(path)
+        assert found.source is not None
+        self.load(found.source)
 
 
 def AudioLMSoundStream(  # noqa: N802 (a name users know)
@@ -521,6 +525,20 @@ def _check_choices(**chosen: str) -> None:
     for name, value in chosen.items():
         if value not in known[name]:
             raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, known[name]))}")
+
+
+def _check_discriminators(
+    own: nn.Module | None, complex_stft_kwargs: Mapping[str, Any] | None, stft_normalized: bool
+) -> None:
+    if own is not None and not isinstance(own, Network):
+        raise ValueError(
+            f"stft_discriminator is a {type(own).__name__}, which could not be saved: derive it from helicon.Network"
+        )
+    if stft_normalized and complex_stft_kwargs is None:
+        raise ValueError(
+            "stft_normalized=True is for the complex STFT discriminator, and there is none: ask for it with "
+            "complex_stft_discr_kwargs={}"
+        )
 
 
 def _finite_levels(levels: Sequence[int] | None, codebook_size: int | None) -> list[int]:

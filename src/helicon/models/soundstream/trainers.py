@@ -1,9 +1,10 @@
 """The codec's trainer: how its data is found, and the defaults it trains with. The loop is the engine's."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Int
@@ -12,7 +13,7 @@ from torch import Tensor
 from helicon.data.audio import Recordings, TensorAudio, audio_data
 from helicon.data.fields import TEXT, Field, route
 from helicon.data.paired import CaptionSource
-from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.soundstream.model import Audio, SoundStream
@@ -41,6 +42,7 @@ BATCH_FIELDS = {
     "is_end": FLAGS,
     "texts": replace(TEXT, is_required=False),
 }
+READY = (Recordings, TensorAudio, SyntheticSounds)  # whose samples are as the task takes them
 
 
 def training_sounds(
@@ -64,9 +66,11 @@ def training_sounds(
         num_samples, seed: how many made-up sounds there are, and which.
     """
     if source == "synthetic":
+        _check_length(data_max_length, data_max_length_seconds, sample_hz, SHORTEST)
         if data_max_length is not None:
             data_max_length_seconds = data_max_length / sample_hz
         return SyntheticSounds(num_samples, sample_hz, data_max_length_seconds or 1.0, seed)
+    _check_length(data_max_length, data_max_length_seconds, sample_hz)
     return audio_data(
         source,
         sample_hz,
@@ -119,10 +123,11 @@ class SoundStreamTrainer(Trainer):
         """
         if folder is not None and dataset is not None:
             raise ValueError("give a folder or a dataset of sounds, not both")
+        length = (data_max_length, data_max_length_seconds)
+        if isinstance(dataset, READY) and length != (None, None):
+            raise ValueError("the sounds of this dataset are cut already: leave out data_max_length, or give it there")
         self.ds_fields = ds_fields
-        find = lambda source: _sounds(
-            source, soundstream, (data_max_length, data_max_length_seconds), with_target, ds_fields
-        )
+        find = lambda source: _sounds(source, soundstream, length, with_target, ds_fields)
         super().__init__(
             SoundStreamTask(
                 soundstream, discr_start_step=discr_start_step, apply_grad_penalty_every=apply_grad_penalty_every
@@ -153,6 +158,36 @@ class SoundStreamTrainer(Trainer):
             raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
         return self.tokenize
 
+    @property
+    def multiscale_discriminator_iter(self) -> NoReturn:
+        raise AttributeError(
+            "the discriminators are one network: in place of multiscale_discriminator_iter loop over "
+            'trainer.raw["discriminator"].members.values()'
+        )
+
+    @property
+    def multiscale_discriminator_optim_iter(self) -> NoReturn:
+        raise AttributeError(
+            "the discriminators have one optimizer: in place of multiscale_discriminator_optim_iter use "
+            'trainer.optimizers["discriminator"]'
+        )
+
+
+def _check_length(samples: float | None, seconds: float | None, hz: int, shortest: float = 0.0) -> None:
+    """How much of a sound is heard at a time, in the words in which a user says it: a sample, and `shortest` seconds, or more."""
+    if samples is not None and seconds is not None:
+        raise ValueError("give data_max_length or data_max_length_seconds, not both")
+    if samples is not None:
+        given, is_short = f"data_max_length={samples}", samples < max(1, shortest * hz)
+    elif seconds is not None:
+        given, is_short = f"data_max_length_seconds={seconds}", seconds < shortest or round(seconds * hz) < 1
+    else:
+        return
+    if is_short:
+        least = max(1, math.ceil(shortest * hz))
+        in_seconds = f" ({shortest} s)" if shortest else ""
+        raise ValueError(f"{given} is too short: the number of samples must be at least {least} at {hz} Hz{in_seconds}")
+
 
 def _sounds(
     source: Any,
@@ -165,11 +200,12 @@ def _sounds(
     if source is None:
         return None
     hz = soundstream.sample_hz
-    if isinstance(source, (Recordings, TensorAudio, SyntheticSounds)):  # samples are as they should be
+    if isinstance(source, READY):
         own = source.sample_hz if isinstance(source, SyntheticSounds) else source.transform.rates["audio"]
         if own != hz:
             raise ValueError(f"the sounds have {own} samples a second and the codec {hz}: make the two rates equal")
         return source
+    _check_length(*length, hz)
     is_files = isinstance(source, (str, Path)) or hasattr(source, "column_names")
     if is_files and length == (None, None):
         raise ValueError("data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time")

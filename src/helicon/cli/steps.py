@@ -1,0 +1,316 @@
+"""Several stages, one after the other: what `helicon pipeline` and `helicon demo` do.
+
+The work is a list of steps, each in a folder of its name: runs from recipes, and what is made between them. A step that is done is
+skipped, and one that was interrupted goes on where it was. So the same command always continues, and a new kind of pipeline is
+another list.
+"""
+
+import inspect
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import typer
+
+from helicon.cli.fit_kmeans import fit_kmeans
+from helicon.cli.generate import produce, progress, write_folder
+from helicon.cli.tokenize import tokenize
+from helicon.cli.train import RECIPE_FILE, run, sections
+from helicon.config import SECTIONS, ConfigError, Recipe, check, load_recipe, parse_yaml, signature_without
+
+if TYPE_CHECKING:
+    from helicon.registry import Maker
+
+BATCH_SIZE = 8  # things made at once
+RECORD = "pipeline.json"  # what steps were done with, where their folders do not tell
+
+# Arguments of a stage's data section that say where and how often, not what: a token cache does not depend on them.
+NOT_OF_A_CACHE = ("source", "end_prob")
+
+
+@runtime_checkable
+class Step(Protocol):
+    @property
+    def name(self) -> str:
+        """Of its folder, and of the overrides that are meant for it."""
+        ...
+
+    @property
+    def stands_on(self) -> Mapping[str, str]:
+        """The names of earlier steps whose folders it reads, by what it calls them."""
+        ...
+
+    def title(self, work: "Work") -> str:
+        """What it does, in a few words."""
+        ...
+
+    def check(self, work: "Work") -> None:
+        """Raises ConfigError where it can tell before anything is made that it will not do."""
+        ...
+
+    def is_done(self, work: "Work") -> bool: ...
+
+    def run(self, work: "Work") -> None: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """Steps to take, and where."""
+
+    command: str  # that began it, less its arguments
+    folder: Path
+    steps: Sequence[Step]
+    overrides: Sequence[str]
+    recipes: Mapping[str, Recipe]  # of the stages among the steps
+
+    @classmethod
+    def plan(cls, command: str, folder: Path, steps: Sequence[Step], overrides: Iterable[str]) -> "Work":
+        overrides = list(overrides)
+        work = cls(command, folder, steps, overrides, read_recipes(steps, overrides, folder))
+        for step in steps:
+            step.check(work)
+        return work
+
+    def home(self, name: str) -> Path:
+        return self.folder / name
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+    def options(self, name: str, known: inspect.Signature, **defaults: Any) -> dict[str, Any]:
+        """What a step without a recipe is to do, by its defaults and the overrides: `kmeans.clusters=100`."""
+        body: dict[str, Any] = {"data": defaults}
+        for override in self.overrides:
+            if override.startswith(f"{name}."):
+                apply_override(override.replace(name, "data", 1), body, {"data": known})
+        return check(known, body["data"], name)
+
+    def standing_on(self, name: str) -> list["Stage"]:
+        return [step for step in self.steps if isinstance(step, Stage) and name in step.stands_on.values()]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        path = self.folder / RECORD
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def record(self, name: str, value: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f".{RECORD}.partial"
+        partial.write_text(json.dumps({**self.recorded, name: value}, indent=2) + "\n", encoding="utf-8")
+        partial.replace(self.folder / RECORD)
+
+    def carry_out(self) -> None:
+        missing = [step for step in self.steps if not step.is_done(self)]
+        check_order(self.steps, missing, self.folder)
+        for number, step in enumerate(self.steps, 1):
+            if step not in missing:
+                continue
+            typer.echo(f"[{number}/{len(self.steps)}] {step.name}: {step.title(self)}")
+            try:
+                step.run(self)
+            except (KeyboardInterrupt, SystemExit, typer.Exit):
+                typer.echo(f"The same command ({self.command} ...) goes on from here.")
+                raise
+
+
+# ---------------------------------------------------------------------- runs from recipes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run from a recipe."""
+
+    name: str
+    recipe: str
+    stands_on: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keys of the recipe, which name an earlier step's folder
+    settings: Sequence[str] = ()  # overrides of the pipeline itself
+
+    def title(self, work: Work) -> str:
+        return f"{self.recipe}, {work.recipes[self.name].note('time')}"
+
+    def check(self, work: Work) -> None:
+        """(Its recipe is checked when it is read.)"""
+
+    def is_done(self, work: Work) -> bool:
+        """Whether a run with these settings has come to its end (or was continued beyond it)."""
+        from helicon.engine.checkpoint import checkpoints, folder_name
+
+        home, recipe = work.home(self.name), work.recipes[self.name]
+        steps = recipe.trainer["num_train_steps"]
+        return any(found.name >= folder_name(steps) for found in checkpoints(home)) and not self._differs(work)
+
+    def run(self, work: Work) -> None:
+        if self.is_begun(work.folder) and (others := self._differs(work)):
+            raise ConfigError(
+                f"the {self.name} in {work.folder} was begun with another {others[0]}: give that again, "
+                "or a new folder with --out"
+            )
+        run(work.recipes[self.name], results_folder=work.home(self.name), resume=True)
+
+    def is_begun(self, folder: Path) -> bool:
+        from helicon.engine.checkpoint import checkpoints
+
+        return bool(checkpoints(folder / self.name))
+
+    def _differs(self, work: Work) -> list[str]:
+        """The settings that a run in the folder was begun with otherwise; how long it lasts is none of them."""
+        begun, now = load_recipe(work.home(self.name) / RECIPE_FILE), work.recipes[self.name]
+        found = ["trains"] if begun.trains != now.trains else []
+        for section in SECTIONS:
+            before, after = getattr(begun, section), getattr(now, section)
+            keys = dict.fromkeys([*before, *after])
+            found += [f"{section}.{key}" for key in keys if before.get(key) != after.get(key)]
+        return [key for key in found if key != "trainer.num_train_steps"]
+
+
+def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
+    """The recipe of each stage, with the overrides that are meant for it: those that name it, and those that name no step."""
+    names = [step.name for step in steps]
+    found = {}
+    for stage in (step for step in steps if isinstance(step, Stage)):
+        meant = [
+            override.removeprefix(f"{stage.name}.")
+            for override in overrides
+            if override.startswith(f"{stage.name}.") or override.partition(".")[0] not in names
+        ]
+        below = [f"{key}={json.dumps(str(folder / earlier))}" for key, earlier in stage.stands_on.items()]
+        try:
+            found[stage.name] = load_recipe(stage.recipe, [*stage.settings, *below, *meant], sections=sections)
+        except ConfigError as error:
+            raise ConfigError(f"stage {stage.name}: {error} (for one stage alone: {stage.name}.KEY=VALUE)") from error
+    return found
+
+
+def check_order(steps: Sequence[Step], missing: Sequence[Step], folder: Path) -> None:
+    """A step that others were trained on already must not be changed under them. (A token cache may: it is brought up to date.)"""
+    begun = [step for step in steps if isinstance(step, Stage) and step.is_begun(folder)]
+    for step in missing:
+        on_it = [later for later in begun if step.name in later.stands_on.values()]
+        if on_it and not isinstance(step, Tokens):
+            raise ConfigError(
+                f"the {on_it[0].name} in {folder} was trained on a {step.name} with other settings: give those again, "
+                "or a new folder with --out"
+            )
+
+
+# ---------------------------------------------------------------------- what is made between them
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A semantic tokenizer, fitted to the data (`helicon fit-kmeans`, whose options are its overrides).
+
+    By default it has as many clusters as the recipes that stand on it would give to one of their own.
+    """
+
+    name: str
+    data: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    stands_on: Mapping[str, str] = field(default_factory=dict)
+
+    def title(self, work: Work) -> str:
+        options = self._options(work)
+        shown = {**{name: entry.default for name, entry in _fitting().parameters.items()}, **options}
+        return f"{shown['clusters']} clusters of {shown['model']} features"
+
+    def is_done(self, work: Work) -> bool:
+        return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._settings(work)
+
+    def run(self, work: Work) -> None:
+        home = work.home(self.name)
+        if home.exists():
+            shutil.rmtree(home)  # one that was interrupted, or is of other settings
+        home.parent.mkdir(parents=True, exist_ok=True)
+        fit_kmeans(data=self.data, out=home, **self._options(work))
+        work.record(self.name, self._settings(work))
+
+    def _options(self, work: Work) -> dict[str, Any]:
+        tokenizers = [load_recipe(stage.recipe).model.get("wav2vec") for stage in work.standing_on(self.name)]
+        known = [tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Mapping)]
+        clusters = {"clusters": known[0]["codebook_size"]} if known and "codebook_size" in known[0] else {}
+        return check(_fitting(), {**clusters, **self.defaults, **work.options(self.name)}, self.name)
+
+    def _settings(self, work: Work) -> dict[str, Any]:
+        return {"data": self.data, **self._options(work)}
+
+
+def _fitting() -> inspect.Signature:
+    return signature_without(fit_kmeans, "data", "out")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token cache (`helicon tokenize`) that later stages learn from, made as their recipes ask for."""
+
+    name: str
+    data: str
+    codec: str
+    semantic: str
+
+    @property
+    def stands_on(self) -> Mapping[str, str]:
+        return {"codec": self.codec, "semantic": self.semantic}
+
+    def title(self, work: Work) -> str:
+        return f"of {self.data}, " + ", ".join(
+            [*self._arguments(work), *(f"{k}={v}" for k, v in self._options(work).items())]
+        )
+
+    def is_done(self, work: Work) -> bool:
+        """It is brought up to date as long as somebody is to learn from it."""
+        return all(stage.is_done(work) for stage in work.standing_on(self.name))
+
+    def run(self, work: Work) -> None:
+        tokenize(
+            run=work.home(self.codec),
+            semantic=work.home(self.semantic),
+            data=self.data,
+            out=work.home(self.name),
+            overrides=self._arguments(work),
+            **self._options(work),
+        )
+
+    def _options(self, work: Work) -> dict[str, Any]:
+        own = signature_without(tokenize, "run", "semantic", "data", "out", "overrides")
+        return check(own, work.options(self.name), self.name)
+
+    def _arguments(self, work: Work) -> list[str]:
+        """Of the data section, in which the stages must agree."""
+        found: dict[str, tuple[str, Any]] = {}
+        for stage in work.standing_on(self.name):
+            for key, value in work.recipes[stage.name].data.items():
+                first, known = found.setdefault(key, (stage.name, value))
+                if known != value and key not in NOT_OF_A_CACHE:
+                    raise ConfigError(
+                        f"the stages learn from one token cache, and {first} has data.{key}={known} where {stage.name} "
+                        f"has {value}: make them equal, as in data.{key}={known}"
+                    )
+        asked = {key: value for key, (_, value) in found.items() if key not in NOT_OF_A_CACHE and value is not None}
+        return [f"{key}={json.dumps(value)}" for key, value in asked.items()]
+
+
+# ---------------------------------------------------------------------- what comes of them
+
+
+def make(maker: "Maker", samples: int, folder: Path) -> None:
+    """So many things of each prompt, in the place of those that were there."""
+    things = progress(produce(maker, samples, seed=0, batch_size=BATCH_SIZE), samples * len(maker.prompts))
+    with replaced(folder) as partial:
+        partial.mkdir()
+        write_folder(things, maker, partial, seed=0)
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Where to write what takes the place of a folder, once it is whole."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    yield partial
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

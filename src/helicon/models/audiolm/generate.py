@@ -1,0 +1,381 @@
+"""How the stages of AudioLM make tokens: prompts of unequal length, guidance in one batch, the decode loop of nn/decode.py.
+
+Letters: b batch, r rows of the transformer (2 b under guidance), n tokens, t frames, q quantizers, d features, v logits, w samples.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from helicon.models.audiolm.stage import PAD, without_padding
+from helicon.models.audiolm.transformers import (
+    CoarseTransformer,
+    Codes,
+    DelayedTransformer,
+    FineTransformer,
+    SemanticTransformer,
+    TokenTransformer,
+    delayed,
+    twice,
+    undelayed,
+)
+from helicon.models.text.conditioning import stacked
+from helicon.nn.capture import evaluating
+from helicon.nn.decode import Decoded, Decoder, Prompt, TokenModel
+from helicon.nn.packing import Part, left_packed
+from helicon.nn.sampling import Sampling
+
+OVERLAP = 4  # a piece of a long sound hears this part of its length of the piece before
+NEVER = -1e9  # a logit; unlike infinity it stays what it is under guidance
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What all stages are asked alike."""
+
+    texts: Mapping[str, Any]  # the keywords of `TextConditioned.text_context`
+    batch_size: int
+    sampling: Sampling
+    seed: int | None
+
+    @property
+    def definite_seed(self) -> int:
+        return int(torch.randint(2**62, ())) if self.seed is None else self.seed
+
+    @property
+    def has_texts(self) -> bool:
+        return any(value is not None for value in self.texts.values())
+
+    def at(self, offset: int) -> "Sampled":
+        """The same with another seed."""
+        return replace(self, seed=(self.definite_seed + offset) % 2**62)
+
+
+class _Semantic(TokenModel):
+    def __init__(self, network: SemanticTransformer):
+        super().__init__()
+        self.transformer, self.vocabulary = network.layers, network.num_semantic_tokens + 1
+        self.embedding, self.to_logits = network.semantic.embedding, network.to_logits
+
+    def embed_tokens(self, tokens: Int[Tensor, "r"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
+        # (A row that has ended goes on with the token of the end, which is none of these.)
+        return self.embedding(tokens.clamp(max=self.vocabulary - 2))
+
+    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
+        return self.to_logits(hidden)
+
+    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"]:
+        """(Something is made before it ends: nothing has no sound.)"""
+        is_token = torch.arange(self.vocabulary, device=index.device) < self.vocabulary - 1
+        return is_token | (index > 0)
+
+
+class _Flat(TokenModel):
+    """Codes in a row; where they may end, only in the place of a frame's first code, and after one frame at least."""
+
+    def __init__(self, network: TokenTransformer, codes: Codes):
+        super().__init__()
+        self.transformer, self.codes = network.layers, codes
+        self.vocabulary = codes.logit_weights.shape[1]
+
+    def embed_tokens(self, tokens: Int[Tensor, "r"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
+        return self.codes.embed_one(tokens.clamp(max=self.codes.codebook_size - 1), index)
+
+    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
+        return self.codes.logits_of_one(hidden, index)
+
+    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | None:
+        if self.vocabulary == self.codes.codebook_size:
+            return None
+        is_code = torch.arange(self.vocabulary, device=index.device) < self.codes.codebook_size
+        return is_code | ((index % self.codes.num_quantizers == 0) & (index > 0))
+
+
+class _Delayed(TokenModel):
+    """Codes by step. In the first steps the finer quantizers still have to do with the frames of the prompt, which are known.
+
+    The end is drawn by the first quantizer; each of the others then ends a step after the one before it, as in training.
+    """
+
+    known: Tensor  # [r, q, q], by step and quantizer
+    ended: Tensor  # [r], how many steps ago the first quantizer ended; 0 where it has not
+
+    def __init__(self, network: DelayedTransformer):
+        super().__init__()
+        self.transformer, self.vocabulary = network.layers, network.codebook_size + 1
+        self.streams, self.none_id = network.num_quantizers, network.none_id
+        self.embedding, self.logit_weights = network.codes.embedding, network.logit_weights
+
+    def begin(self, known: Int[Tensor, "r q q"]) -> None:
+        """What the finer quantizers say of the prompt; kept where it was before, if it fits: captured graphs read it there."""
+        kept = self.__dict__.get("known")
+        if kept is not None and kept.shape == known.shape and kept.device == known.device:
+            kept.copy_(known)
+        else:
+            self.__dict__.update(known=known.clone(), ended=known.new_zeros(len(known)))
+
+    def embed_tokens(self, tokens: Int[Tensor, "r *q"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
+        tokens = tokens.reshape(len(tokens), self.streams)
+        before = self.ended * (index > 0)  # of another call, at the first token
+        self.ended.copy_((before + 1) * ((before > 0) | (tokens[:, 0] == self.none_id)))
+        quantizer = torch.arange(self.streams, device=tokens.device)
+        known = self.known.index_select(1, index.clamp(max=self.streams - 1)[None])[:, 0]
+        codes = torch.where(quantizer > index, known, tokens)
+        return self.embedding(codes + quantizer * self.vocabulary).sum(dim=-2)
+
+    def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r *q v"]:
+        logits = F.linear(hidden, self.logit_weights.flatten(0, 1)).unflatten(-1, self.logit_weights.shape[:2])
+        quantizer = torch.arange(self.streams, device=hidden.device)
+        ended = (self.ended * (index > 0))[:, None]
+        must_end = ((ended > 0) & (quantizer <= ended))[..., None]
+        is_end = torch.arange(self.vocabulary, device=hidden.device) == self.none_id
+        refused = torch.where(must_end, ~is_end, is_end & ((quantizer > 0) | (index == 0))[:, None])
+        logits = logits.float().masked_fill(refused, NEVER)
+        return logits[:, 0] if self.streams == 1 else logits
+
+
+# What each network decodes with: caches and captured graphs, which are no part of it.
+_decoders: weakref.WeakKeyDictionary[TokenTransformer, Decoder] = weakref.WeakKeyDictionary()
+
+
+def decoder_of(network: TokenTransformer, build: Callable[[], TokenModel], eos_id: int | None) -> Decoder:
+    if network not in _decoders:
+        _decoders[network] = Decoder(build(), eos_id=eos_id, pad_id=PAD)
+    return _decoders[network]
+
+
+def _decode(
+    network: TokenTransformer,
+    decoder: Decoder,
+    parts: Sequence[Part],
+    max_new_tokens: int,
+    asked: Sampled,
+) -> Decoded:
+    """New tokens behind the parts of a sequence, of which the last may have padding too."""
+    rows, sampling = asked.batch_size, asked.sampling
+    if not _is_guided(network, asked):
+        sampling = replace(sampling, cond_scale=1.0)
+    with evaluating(network):  # the encoder of texts, too
+        context = network.condition(rows, 0.0 if asked.has_texts else 1.0, **asked.texts)
+    if sampling.is_guided:
+        nothing = network.no_context(rows)
+        assert context is not None and nothing is not None
+        context = stacked(context, nothing)
+        parts = [Part(twice(part.embeddings), None if part.mask is None else twice(part.mask)) for part in parts]
+    packed, beside = network.sequence(parts, context)
+    prompt = Prompt(packed.embeddings, packed.mask, beside.get("context"), beside.get("context_mask"))
+    return decoder(prompt, max_new_tokens=max_new_tokens, seed=asked.definite_seed, sampling=sampling)
+
+
+def _is_guided(network: TokenTransformer, asked: Sampled) -> bool:
+    return network.has_condition and asked.has_texts and asked.sampling.is_guided
+
+
+def semantic_tokens(
+    network: SemanticTransformer,
+    max_length: int,
+    prime_ids: Int[Tensor, "#b n"] | None,
+    asked: Sampled,
+    include_eos: bool = False,
+) -> Int[Tensor, "b _"]:
+    """Rows of at most `max_length` tokens, those of the prompt among them; see SemanticTransformerWrapper.generate."""
+    if prime_ids is None:
+        prime_ids = torch.empty(asked.batch_size, 0, dtype=torch.long, device=network.device)
+    prime_ids = prime_ids.to(network.device)
+    asked = replace(asked, batch_size=_rows(asked, len(prime_ids)))
+    prime_ids = prime_ids.expand(asked.batch_size, -1)
+    _check_ids(network.num_semantic_tokens, prime_ids=prime_ids)
+    shortest = int((prime_ids >= 0).sum(dim=1).min())
+    if max_length <= shortest:
+        raise ValueError(f"max_length={max_length} leaves nothing to generate behind a prompt of {shortest} tokens")
+    start = network.semantic.part(prime_ids)
+    decoder = decoder_of(network, lambda: _Semantic(network), network.eos_id)
+    made = _decode(network, decoder, [start], max_length - shortest, asked)
+    new = made.tokens
+    if include_eos:
+        new = F.pad(new, (0, 1), value=PAD)
+        ended = (torch.arange(new.shape[1], device=new.device) == made.lengths[:, None]) & (
+            made.lengths < max_length - shortest
+        )[:, None]
+        new = new.masked_fill(ended, network.eos_id)
+    return trimmed(torch.cat((prime_ids, new), dim=1))[:, :max_length]
+
+
+def flat_codes(
+    network: CoarseTransformer,
+    semantic_token_ids: Int[Tensor, "#b n"],
+    max_time_steps: int,
+    prime_codes: Int[Tensor, "#b t q"] | None,
+    asked: Sampled,
+) -> Int[Tensor, "b _ _"]:
+    """Coarse codes of at most `max_time_steps` frames, those of the prompt among them."""
+    q = network.num_coarse_quantizers
+    semantic_token_ids, prime, asked = _aligned(network, semantic_token_ids, prime_codes, q, asked)
+    _check_ids(network.num_semantic_tokens, semantic_token_ids=semantic_token_ids)
+    _check_ids(network.codebook_size, prime_coarse_token_ids=prime)
+    shortest = _shortest(prime, max_time_steps)
+    parts = [network.semantic.part(semantic_token_ids), network.coarse.part(prime.flatten(1))]
+    decoder = decoder_of(network, lambda: _Flat(network, network.coarse), network.eos_id)
+    made = _decode(network, decoder, parts, (max_time_steps - shortest) * q, asked)
+    frames = made.tokens[:, : made.tokens.shape[1] // q * q].unflatten(1, (-1, q))
+    return joined(prime, frames)[:, :max_time_steps]
+
+
+def fine_codes(
+    network: FineTransformer,
+    coarse: Int[Tensor, "#b t q"],
+    prime_codes: Int[Tensor, "#b k r"] | None,
+    max_frames: int | None,
+    asked: Sampled,
+) -> Int[Tensor, "b t r"]:
+    """The fine codes of every frame of coarse ones, piece by piece where there are more than `max_frames`."""
+    q, frames = network.num_fine_quantizers, coarse.shape[1]
+    coarse, fine, asked = _aligned(network, coarse, prime_codes, q, asked)
+    _check_ids(network.codebook_size, coarse_token_ids=coarse, prime_fine_token_ids=fine)
+    fine = F.pad(fine[:, :frames], (0, 0, 0, max(0, frames - fine.shape[1])), value=PAD)
+    known = (fine >= 0).all(dim=-1).sum(dim=1)
+    if max_frames is not None and max_frames < 2:
+        raise ValueError(f"max_frames={max_frames} must be at least 2")
+    piece = max_frames or frames
+    done, number = int(known.min()), 0
+    while done < frames:
+        begin = max(0, min(done - max(1, piece // OVERLAP), frames - piece))
+        end = min(frames, begin + piece)
+        fine = _piece(network, coarse, fine, (begin, end), asked.at(number) if number else asked)
+        done, number = end, number + 1
+    return fine.masked_fill((coarse < 0).any(dim=-1, keepdim=True), PAD)
+
+
+def _piece(
+    network: FineTransformer,
+    coarse: Int[Tensor, "b t q"],
+    fine: Int[Tensor, "b t r"],
+    span: tuple[int, int],
+    asked: Sampled,
+) -> Int[Tensor, "b t r"]:
+    """Fills in the fine codes between two frames, behind those that are known there."""
+    begin, end = span
+    inside = fine[:, begin:end]
+    known = (inside >= 0).all(dim=-1)
+    parts = [network.coarse.part(coarse[:, begin:end].flatten(1)), network.fine.part(inside.flatten(1))]
+    q = network.num_fine_quantizers
+    decoder = decoder_of(network, lambda: _Flat(network, network.fine), None)
+    made = _decode(network, decoder, parts, (end - begin - int(known.sum(dim=1).min())) * q, asked)
+    whole = joined(inside, made.tokens.unflatten(1, (-1, q)))[:, : end - begin]
+    return torch.cat((fine[:, :begin], whole, fine[:, end:]), dim=1)
+
+
+def delayed_codes(
+    network: DelayedTransformer,
+    semantic_token_ids: Int[Tensor, "#b n"],
+    max_time_steps: int,
+    prime_codes: Int[Tensor, "#b t q"] | None,
+    asked: Sampled,
+) -> Int[Tensor, "b _ q"]:
+    """Codes of all quantizers, of at most `max_time_steps` frames, those of the prompt among them."""
+    q = network.num_quantizers
+    semantic_token_ids, prime, asked = _aligned(network, semantic_token_ids, prime_codes, q, asked)
+    _check_ids(network.num_semantic_tokens, semantic_token_ids=semantic_token_ids)
+    _check_ids(network.codebook_size, prime_token_ids=prime)
+    shortest = _shortest(prime, max_time_steps)
+    columns, lengths = delayed(prime, network.none_id), (prime >= 0).all(dim=-1).sum(dim=1)
+    begun = torch.arange(prime.shape[1] + 1, device=prime.device) <= lengths[:, None]
+    # A prompt by step as far as its first quantizer goes, and what its others say in the steps after that.
+    steps = Part(network.codes.behind_start(network.embed_steps(columns[:, : prime.shape[1]])), begun)
+    after = (lengths[:, None] + torch.arange(q, device=prime.device))[..., None].expand(-1, -1, q)
+    known = columns.gather(1, after)
+    decoder = decoder_of(network, lambda: _Delayed(network), network.eos_id)
+    is_guided = _is_guided(network, asked)
+    decoder.model.begin(twice(known) if is_guided else known)  # type: ignore[operator]
+    parts = [network.semantic.part(semantic_token_ids), steps]
+    made = _decode(network, decoder, parts, max_time_steps - shortest + q - 1, asked)
+    frames = (made.lengths - (q - 1)).clamp(min=0)
+    codes = undelayed(made.tokens.reshape(*made.tokens.shape[:2], q), int(frames.max()))
+    return joined(prime, without_padding(codes, frames))[:, :max_time_steps]
+
+
+def _aligned(
+    network: TokenTransformer,
+    known: Tensor,
+    prime_codes: Tensor | None,
+    num_quantizers: int,
+    asked: Sampled,
+) -> tuple[Tensor, Tensor, Sampled]:
+    """What is given, on the network's device, as rows of one batch; the prompt's frames are there as a whole or not at all."""
+    known = known.to(network.device)
+    if prime_codes is None:
+        prime_codes = known.new_empty(len(known), 0, num_quantizers)
+    prime_codes = prime_codes.to(network.device)
+    if prime_codes.shape[2:] != (num_quantizers,):
+        raise ValueError(f"a prompt of codes {list(prime_codes.shape)} must be [b, t, {num_quantizers}]")
+    prime_codes = prime_codes.masked_fill((prime_codes < 0).any(dim=-1, keepdim=True), PAD)
+    rows = _rows(replace(asked, batch_size=len(known)), len(prime_codes))
+    expanded = (x.expand(rows, *x.shape[1:]) for x in (known, prime_codes))
+    return (*expanded, replace(asked, batch_size=rows))  # type: ignore[return-value]
+
+
+def _check_ids(size: int, **given: Tensor) -> None:
+    for name, ids in given.items():
+        if ids.numel() and int(ids.max()) >= size:
+            raise ValueError(
+                f"{name} hold {int(ids.max())}, and the transformer knows 0 to {size - 1}: give those it was trained on"
+            )
+
+
+def _rows(asked: Sampled, prompts: int) -> int:
+    """How many rows are asked for by texts, prompts and batch size, of which one may stand for many."""
+    if asked.batch_size < 1:
+        raise ValueError(f"batch_size={asked.batch_size} must be at least 1")
+    if isinstance(asked.texts.get("texts"), str):
+        raise ValueError(f"text takes a list of texts, not one: write [{asked.texts['texts']!r}]")
+    counts = {asked.batch_size, prompts, *(len(value) for value in asked.texts.values() if value is not None)}
+    several = counts - {1}
+    if len(several) > 1:
+        raise ValueError(
+            f"prompts, texts and batch_size are of different numbers, {sorted(several)}: give as many of each"
+        )
+    return several.pop() if several else 1
+
+
+def _shortest(prime: Int[Tensor, "b t q"], max_time_steps: int) -> int:
+    shortest = int((prime >= 0).all(dim=-1).sum(dim=1).min())
+    if max_time_steps <= shortest:
+        raise ValueError(
+            f"max_time_steps={max_time_steps} leaves nothing to generate behind a prompt of {shortest} frames"
+        )
+    return shortest
+
+
+def joined(prime: Int[Tensor, "b t q"], made: Int[Tensor, "b k q"]) -> Int[Tensor, "b _ q"]:
+    """The frames of both, those that are not whole left out, and -1 behind them."""
+    both = torch.cat((prime, made), dim=1)
+    keep = (both >= 0).all(dim=-1)
+    frames = torch.stack([left_packed(level, keep, PAD) for level in both.unbind(-1)], dim=-1)
+    return frames[:, : int(keep.sum(dim=1).max())]
+
+
+def trimmed(ids: Int[Tensor, "b n"]) -> Int[Tensor, "b _"]:
+    """Rows without holes, as wide as the longest."""
+    keep = ids >= 0
+    return left_packed(ids, keep, PAD)[:, : int(keep.sum(dim=1).max())]
+
+
+def waves_of(codec: Any, codes: Int[Tensor, "b t q"]) -> Float[Tensor, "b ..."] | list[Tensor]:
+    """The sounds of codes, `[b, w]` (`[b, c, w]` of several channels), or a list of them where they are of unequal length."""
+    is_frame = (codes >= 0).all(dim=-1)
+    lengths = (is_frame.sum(dim=1) * codec.downsample_factor).tolist()
+    if max(lengths) == 0:
+        audio = torch.zeros(len(codes), codec.channels, 0, device=codes.device)
+    else:
+        with evaluating(codec):
+            audio = codec.decode(codes.masked_fill(~is_frame[..., None], PAD))
+    audio = audio[:, 0] if audio.shape[1] == 1 else audio
+    if len(set(lengths)) == 1:
+        return audio[..., : lengths[0]]
+    return [row[..., :length] for row, length in zip(audio, lengths, strict=True)]

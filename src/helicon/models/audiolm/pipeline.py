@@ -1,0 +1,338 @@
+"""AudioLM: sound from a text, from the beginning of a sound, or from nothing (Borsos et al. 2022).
+
+Semantic tokens, then coarse codes, then fine codes, then the codec; or, with a delayed transformer, semantic tokens, all codes,
+the codec. The stages may come as bare transformers, or as they are loaded from their runs, with the codec and the tokenizer they
+were trained on: which must then be the same for all.
+
+Letters: b batch, n samples, m text tokens, e text features.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from helicon.models.audiolm.generate import waves_of
+from helicon.models.audiolm.stage import Stage
+from helicon.models.audiolm.transformers import (
+    CoarseTransformer,
+    DelayedTransformer,
+    FineTransformer,
+    SemanticTransformer,
+)
+from helicon.models.audiolm.wrappers import (
+    CoarseTransformerWrapper,
+    DelayedTransformerWrapper,
+    FineTransformerWrapper,
+    SemanticTransformerWrapper,
+)
+from helicon.nn.capture import evaluating
+from helicon.nn.network import Network, same_network
+
+MAX_TIME_STEPS = 512  # frames, where no length is asked for
+
+
+@dataclass(frozen=True)
+class Prime:
+    """The beginning of sounds, which are to go on."""
+
+    wave: Tensor  # [b, n], or [b, c, n]
+    lengths: Tensor | None  # [b] samples
+    sample_hz: int
+
+    @property
+    def seconds(self) -> float:
+        """Of the shortest."""
+        return (self.wave.shape[-1] if self.lengths is None else int(self.lengths.min())) / self.sample_hz
+
+    def keywords(self) -> dict[str, Any]:
+        """As the stages take them."""
+        return {
+            "prime_wave": self.wave,
+            "prime_lengths": self.lengths,
+            "prime_wave_input_sample_hz": self.sample_hz,
+        }
+
+
+class AudioLM(Network):
+    def __init__(
+        self,
+        *,
+        semantic_transformer: SemanticTransformer | SemanticTransformerWrapper,
+        coarse_transformer: CoarseTransformer
+        | CoarseTransformerWrapper
+        | DelayedTransformer
+        | DelayedTransformerWrapper,
+        fine_transformer: FineTransformer | FineTransformerWrapper | None = None,
+        wav2vec: Any = None,
+        codec: Any = None,
+        audio_conditioner: Any = None,
+        unique_consecutive: bool = True,
+        fine_max_frames: int | None = None,
+    ):
+        """
+        Args:
+            coarse_transformer: with a fine one; or a delayed one alone.
+            wav2vec, codec, audio_conditioner: those of the stages, where they have them. An audio_conditioner makes of a text
+                what the transformers are conditioned on.
+            unique_consecutive: semantic tokens that repeat the one before are left out, as in training.
+            fine_max_frames: the fine stage makes longer sounds piece by piece: as many frames as it learned from.
+        """
+        super().__init__()
+        given: dict[str, Any] = {
+            "semantic_transformer": semantic_transformer,
+            "coarse_transformer": coarse_transformer,
+            "fine_transformer": fine_transformer,
+        }
+        stages = {name: stage for name, stage in given.items() if isinstance(stage, Stage)}
+        wav2vec = _common("wav2vec", wav2vec, stages)
+        codec = _common("codec", codec, stages)
+        audio_conditioner = _common("audio_conditioner", audio_conditioner, stages)
+        if codec is None:
+            raise ValueError("there is nothing to turn codes into sound: give the codec")
+        shared = {"audio_conditioner": audio_conditioner, "unique_consecutive": _agreed(stages, unique_consecutive)}
+        bare: dict[str, Any] = {
+            name: stage.transformer if isinstance(stage, Stage) else stage for name, stage in given.items()
+        }
+        self.semantic = SemanticTransformerWrapper(transformer=bare["semantic_transformer"], wav2vec=wav2vec, **shared)
+        is_delayed = isinstance(bare["coarse_transformer"], DelayedTransformer)
+        if is_delayed != (fine_transformer is None):
+            raise ValueError(
+                "a coarse_transformer needs a fine_transformer, and a delayed one stands in the place of both: "
+                f"got {type(bare['coarse_transformer']).__name__} and {type(bare['fine_transformer']).__name__}"
+            )
+        build = DelayedTransformerWrapper if is_delayed else CoarseTransformerWrapper
+        self.coarse: CoarseTransformerWrapper | DelayedTransformerWrapper = build(
+            transformer=bare["coarse_transformer"], codec=codec, wav2vec=wav2vec, **shared
+        )
+        self.fine = (
+            None
+            if fine_transformer is None
+            else FineTransformerWrapper(
+                transformer=bare["fine_transformer"], codec=codec, audio_conditioner=audio_conditioner
+            )
+        )
+        self.fine_max_frames = fine_max_frames
+        self._check()
+        self.arguments |= {**bare, "wav2vec": wav2vec, "codec": codec, **shared}
+
+    def _check(self) -> None:
+        semantic, coarse = self.semantic.transformer, self.coarse.transformer
+        if semantic.num_semantic_tokens != coarse.num_semantic_tokens:
+            raise ValueError(
+                f"the semantic transformer has num_semantic_tokens={semantic.num_semantic_tokens} and the next one "
+                f"{coarse.num_semantic_tokens}: they were trained on different tokenizers"
+            )
+        if self.fine is None or isinstance(coarse, DelayedTransformer):
+            return
+        fine = self.fine.transformer
+        for name in ("num_coarse_quantizers", "codebook_size"):
+            if getattr(coarse, name) != getattr(fine, name):
+                raise ValueError(
+                    f"the coarse transformer has {name}={getattr(coarse, name)} and the fine one {getattr(fine, name)}: "
+                    "they do not belong together"
+                )
+
+    @property
+    def codec(self) -> Any:
+        return self.coarse.codec
+
+    @property
+    def device(self) -> torch.device:
+        return self.semantic.device
+
+    @property
+    def sample_hz(self) -> int:
+        return self.codec.sample_hz
+
+    @property
+    def reads_texts(self) -> bool:
+        return any(stage.transformer.has_condition for stage in self._stages())
+
+    def _stages(self) -> list[Stage]:
+        return [stage for stage in (self.semantic, self.coarse, self.fine) if stage is not None]
+
+    @torch.no_grad()
+    def forward(
+        self,
+        *,
+        batch_size: int = 1,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        prime_wave: Float[Tensor, " n"] | Float[Tensor, "#b n"] | Float[Tensor, "#b c n"] | None = None,
+        prime_wave_input_sample_hz: int | None = None,
+        prime_wave_path: str | Path | None = None,
+        max_length: int = 2048,
+        return_coarse_generated_wave: bool = False,
+        mask_out_generated_fine_tokens: bool = False,
+        seconds: float | None = None,
+        prime_lengths: Int[Tensor, " #b"] | None = None,
+        cond_scale: float = 3.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        filter_thres: float | None = 0.9,
+        seed: int | None = None,
+    ) -> Float[Tensor, "b ..."] | list[Tensor]:
+        """Sounds `[b, n]` at the codec's rate, with their prompts; a list of them where they end at different times.
+
+        Args:
+            batch_size: how many, where neither texts nor prompts tell.
+            text, text_embeds: one for each sound, or one for all; None: whatever the model likes.
+            prime_wave, prime_wave_path: beginnings to go on from, at `prime_wave_input_sample_hz` (the codec's rate by default),
+                of which the first `prime_lengths` samples count; or a sound file.
+            max_length: the most semantic tokens; no more are made than the sound is long, where the wav2vec tells how many.
+            return_coarse_generated_wave: the sound of the coarse codes alone.
+            mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
+            seconds: the most that a sound lasts, its prompt with it; by default 512 frames.
+            cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages.
+            seed: the same again for the same seed; None draws one.
+        """
+        frames = MAX_TIME_STEPS if seconds is None else self._num_frames(seconds)
+        prime = self._prime(prime_wave, prime_wave_input_sample_hz, prime_wave_path, prime_lengths, frames)
+        if text is not None or text_embeds is not None:
+            self._check_texts(text)
+        options: dict[str, Any] = {
+            "cond_scale": cond_scale,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "filter_thres": filter_thres,
+        }
+        primed = {} if prime is None else prime.keywords()
+        texts = [self._condition(stage, text, text_embeds) for stage in self._stages()]
+        seeds = _seeds(seed, len(texts))
+        ids = self.semantic.generate(
+            max_length=min(max_length, self._most_semantic(frames) or max_length),
+            batch_size=batch_size,
+            **primed,
+            **texts[0],
+            **options,
+            seed=seeds[0],
+        )
+        codes = self.coarse.generate(
+            semantic_token_ids=ids, max_time_steps=frames, **primed, **texts[1], **options, seed=seeds[1]
+        )
+        if self.fine is None or return_coarse_generated_wave:
+            return waves_of(self.codec, codes)
+        return self.fine.generate(
+            coarse_token_ids=codes,
+            reconstruct_wave=True,
+            max_frames=self.fine_max_frames,
+            **primed,
+            **texts[2],
+            **options,
+            seed=seeds[2],
+        )
+
+    generate = forward
+
+    def _most_semantic(self, frames: int) -> int | None:
+        """Semantic tokens of a sound of so many frames of the codec, and one: there is room behind each prompt it has room for."""
+        wav2vec = self.semantic.wav2vec
+        if wav2vec is None:
+            return None
+        samples = -(-frames * self.codec.downsample_factor * wav2vec.sample_hz // self.sample_hz)
+        return int(wav2vec.code_lengths(torch.tensor([samples]))) + wav2vec.groups
+
+    def _num_frames(self, seconds: float) -> int:
+        frames = round(seconds * self.codec.sample_hz / self.codec.downsample_factor)
+        if frames < 1:
+            raise ValueError(f"seconds={seconds} is less than a frame of the codec: give more")
+        return frames
+
+    def _prime(
+        self, wave: Tensor | None, hz: int | None, path: str | Path | None, lengths: Tensor | None, frames: int
+    ) -> Prime | None:
+        if path is not None:
+            if wave is not None:
+                raise ValueError("give prime_wave or prime_wave_path, not both")
+            wave, hz = _read(Path(path), self.codec.channels)
+        if wave is None:
+            return None
+        wave = wave[None] if wave.ndim == 1 else wave
+        lengths = None if lengths is None else lengths.to(self.device)
+        prime = Prime(wave.to(self.device), lengths, hz or self.sample_hz)
+        limit = frames * self.codec.downsample_factor / self.sample_hz
+        if prime.seconds >= limit:
+            raise ValueError(
+                f"the prompt lasts {prime.seconds:.2f} s, and the whole sound {limit:.2f} s: give more seconds, or a shorter prompt"
+            )
+        return prime
+
+    def _check_texts(self, text: Sequence[str] | None) -> None:
+        if not self.reads_texts:
+            raise ValueError("none of the transformers reads texts: train them with has_condition=True")
+        if isinstance(text, str):
+            raise ValueError(f"text takes a list of texts, not one: write [{text!r}]")
+
+    def _condition(self, stage: Stage, text: Sequence[str] | None, text_embeds: Tensor | None) -> Mapping[str, Any]:
+        """Of a text, for the stages that read texts."""
+        if not stage.transformer.has_condition:
+            return {}
+        if text is not None and stage.audio_conditioner is not None:
+            with evaluating(stage.audio_conditioner):
+                return {"text_embeds": stage.audio_conditioner(texts=list(text), namespace=stage.condition_name)}
+        return {"text": text, "text_embeds": text_embeds}
+
+
+def _read(path: Path, channels: int) -> tuple[Float[Tensor, "1 c n"], int]:
+    """A sound file with so many channels: those it has, or the mean of them."""
+    import soundfile
+
+    if not path.is_file():
+        raise FileNotFoundError(f"prime_wave_path={str(path)!r} is not there: name a sound file")
+    try:
+        frames, hz = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{path} cannot be read as sound ({error})") from error
+    if not len(frames):
+        raise ValueError(f"{path} is empty: there is nothing to go on from")
+    wave = torch.from_numpy(frames).mT[None]
+    return (wave if wave.shape[1] == channels else wave.mean(dim=1, keepdim=True).expand(-1, channels, -1)), hz
+
+
+def _seeds(seed: int | None, count: int) -> list[int]:
+    """One for each stage."""
+    first = int(torch.randint(2**62, ())) if seed is None else seed
+    return [(first + 7_919 * number) % 2**62 for number in range(count)]
+
+
+def _common(name: str, given: Any, stages: Mapping[str, Stage]) -> Any:
+    """The one codec (or tokenizer) of all stages."""
+    owner = "given here"
+    for stage_name, stage in stages.items():
+        own = getattr(stage, name)
+        if own is None:
+            continue
+        if given is None:
+            given, owner = own, f"of the {stage_name}"
+        elif not _same(given, own):
+            raise ValueError(
+                f"the {stage_name} was trained on another {name} ({_called(own)}) than the one {owner} ({_called(given)}): "
+                "give stages that were trained on the same"
+            )
+    return given
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Network) and isinstance(second, Network):
+        return same_network(first, second)
+    return first is second
+
+
+def _called(network: Any) -> str:
+    source = getattr(network, "source", None)
+    return type(network).__name__ if source is None else f"{type(network).__name__} of {source}"
+
+
+def _agreed(stages: Mapping[str, Stage], given: bool) -> bool:
+    """Whether semantic tokens were deduplicated in training."""
+    own = {name: stage.unique_consecutive for name, stage in stages.items() if name != "fine_transformer"}
+    if len(set(own.values())) > 1:
+        raise ValueError(f"the stages were trained with different unique_consecutive, {own}: give stages that agree")
+    return next(iter(own.values()), given)

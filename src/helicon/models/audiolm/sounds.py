@@ -1,0 +1,202 @@
+"""From what stands on the command line to sound files: AudioLM's side of `helicon generate`.
+
+A sound is written with a picture of its spectrogram beside it: `voice.wav` and `voice-spectrogram.png`.
+
+Letters: c channels, n samples.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import soundfile
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from helicon.data.audio import to_channels
+from helicon.data.dataset import BadFile
+from helicon.data.recording import SoundFile
+from helicon.metrics.audio import spectrogram_image
+from helicon.models.audiolm.pipeline import MAX_TIME_STEPS, AudioLM
+from helicon.models.audiolm.wrappers import (
+    CoarseTransformerWrapper,
+    DelayedTransformerWrapper,
+    FineTransformerWrapper,
+    SemanticTransformerWrapper,
+)
+from helicon.nn.network import Network
+from helicon.nn.sampling import Sampling
+
+logger = logging.getLogger(__name__)
+
+MAX_TITLE = 80  # letters over a spectrogram
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A sound, and what it was made from in words."""
+
+    wave: Float[Tensor, "c n"]
+    sample_hz: int
+    title: str = ""
+
+    def write(self, path: Path) -> None:
+        """The sound (what is louder than a file can hold is clipped), and its spectrogram beside it."""
+        try:
+            soundfile.write(path, self.wave.clamp(-1, 1).numpy().T, self.sample_hz)
+        except soundfile.SoundFileError as error:
+            raise OSError(f"{path} could not be written ({error})") from error
+        if self.wave.shape[1] == 0:
+            logger.warning("%s is empty, as the model ended it at once: another seed may give more", path)
+            return
+        spectrogram_image(self.wave.mean(dim=0), self.sample_hz, self.title[:MAX_TITLE]).save(spectrogram_beside(path))
+
+
+def spectrogram_beside(path: Path) -> Path:
+    """Where the picture of a sound file is."""
+    return path.with_name(f"{path.stem}-spectrogram.png")
+
+
+class SoundMaker:
+    """Makes sounds with an AudioLM, or with its stages: from texts, from the beginning of a sound, or from nothing."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".wav", ".flac", ".ogg")
+    sheet = None  # no file holds several sounds
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        texts: Sequence[str] = (),
+        prompt: Path | None = None,
+        coarse: Network | None = None,
+        fine: Network | None = None,
+        fine_max_frames: int | None = None,
+        seconds: float | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        filter_thres: float | None = 0.9,
+        cond_scale: float = 3.0,
+    ):
+        """
+        Args:
+            network: an `AudioLM`, or its semantic stage together with the others.
+            texts: what is to be heard, of a model that reads texts; none leaves it to the model.
+            prompt: the sound file that every sound begins with.
+            coarse, fine: the other stages; a delayed one as `coarse` stands for both.
+            fine_max_frames: as many frames as the fine stage learned from: longer sounds are made piece by piece.
+            seconds: the most that a sound lasts, its prompt with it; by default 512 frames of the codec.
+            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn, in all stages.
+        """
+        Sampling(temperature, top_k, top_p, filter_thres, cond_scale)  # which refuses numbers that cannot be
+        self.network = _whole(network, coarse, fine, fine_max_frames)
+        self.texts = self._readable(list(texts))
+        self.options: dict[str, Any] = {
+            "seconds": self._possible(seconds),
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "filter_thres": filter_thres,
+            "cond_scale": cond_scale,
+        }
+        if prompt is not None:
+            self.options |= self._beginning(prompt)
+
+    @property
+    def prompts(self) -> list[str]:
+        return self.texts or [""]
+
+    def make(self, which: Sequence[int], seed: int) -> list[Sound]:
+        """A sound for each of these prompts, as one batch."""
+        text = [self.texts[index] for index in which] if self.texts else None
+        made = self.network.generate(text=text, batch_size=len(which), seed=seed, **self.options)
+        waves = (wave.float().cpu() for wave in made)
+        rows = (wave[None] if wave.ndim == 1 else wave for wave in waves)
+        return [Sound(row, self.network.sample_hz, self.prompts[index]) for row, index in zip(rows, which, strict=True)]
+
+    def _readable(self, texts: list[str]) -> list[str]:
+        """The texts, once it is seen that someone reads them."""
+        if not texts:
+            return texts
+        if not self.network.reads_texts:
+            raise ValueError("this AudioLM was trained without texts: leave --text out")
+        stages = (self.network.semantic, self.network.coarse, self.network.fine)
+        if any(
+            stage.transformer.has_condition and stage.transformer.text_encoder is None
+            for stage in stages
+            if stage is not None and stage.audio_conditioner is None
+        ):
+            raise ValueError("this AudioLM reads embedded texts: call its generate with text_embeds, in Python")
+        return texts
+
+    def _possible(self, seconds: float | None) -> float | None:
+        codec = self.network.codec
+        frame = codec.downsample_factor / codec.sample_hz
+        if seconds is not None and not frame <= seconds < float("inf"):
+            raise ValueError(f"seconds={seconds:g} must be at least a frame of the codec, {frame:g}")
+        return seconds
+
+    def _beginning(self, path: Path) -> dict[str, Any]:
+        """The sound to go on from, as `AudioLM.generate` takes it."""
+        wave, hz = _read(path, self.network.codec.channels)
+        codec, wav2vec = self.network.codec, self.network.semantic.wav2vec
+        if wav2vec is None:
+            raise ValueError("the stages were trained without their semantic tokenizer, which a --prompt needs")
+        least = max(hearer.downsample_factor / hearer.sample_hz for hearer in (codec, wav2vec))
+        most = self.options["seconds"] or MAX_TIME_STEPS * codec.downsample_factor / codec.sample_hz
+        lasts = wave.shape[-1] / hz
+        if lasts < least:
+            raise ValueError(f"{path} lasts {lasts:.3f} s, and the model needs {least:.3f} s to hear anything")
+        if lasts >= most:
+            raise ValueError(
+                f"{path} lasts {lasts:.2f} s, and the sound that begins with it {most:.2f} s: "
+                f"give more, as in seconds={lasts + 5:.0f}, or a shorter prompt"
+            )
+        return {"prime_wave": wave.to(self.network.device), "prime_wave_input_sample_hz": hz}
+
+
+def _whole(network: Network, coarse: Network | None, fine: Network | None, fine_max_frames: int | None) -> AudioLM:
+    """The AudioLM that was given, whole or in stages."""
+    if isinstance(network, AudioLM):
+        for name, stage in {"--coarse": coarse, "--fine": fine, "fine_max_frames": fine_max_frames}.items():
+            if stage is not None:
+                raise ValueError(f"an AudioLM has all its stages: leave {name} out")
+        return network
+    assert isinstance(network, SemanticTransformerWrapper)
+    if coarse is None:
+        raise ValueError(
+            "a semantic stage makes no sound by itself: name the others with --coarse RUN and --fine RUN, "
+            "or a delayed one as --coarse RUN"
+        )
+    if not isinstance(coarse, (CoarseTransformerWrapper, DelayedTransformerWrapper)):
+        raise ValueError(f"--coarse holds a {type(coarse).__name__}: give the run of a coarse or of a delayed stage")
+    if fine is not None and not isinstance(fine, FineTransformerWrapper):
+        raise ValueError(f"--fine holds a {type(fine).__name__}: give the run of a fine stage")
+    if isinstance(coarse, DelayedTransformerWrapper) and (fine is not None or fine_max_frames is not None):
+        raise ValueError("--coarse holds a delayed stage, which makes all codes: leave --fine and fine_max_frames out")
+    if isinstance(coarse, CoarseTransformerWrapper) and fine is None:
+        raise ValueError(
+            "--coarse holds a stage that makes the first codes: name the one that makes the others, --fine"
+        )
+    return AudioLM(
+        semantic_transformer=network,
+        coarse_transformer=coarse,
+        fine_transformer=fine,
+        fine_max_frames=fine_max_frames,
+    )
+
+
+def _read(path: Path, channels: int) -> tuple[Float[Tensor, "1 *c n"], int]:
+    """A sound file with so many channels, and its rate."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--prompt {path} is not there: name a sound file")
+    try:
+        file = SoundFile(path, str(path))
+        frames = to_channels(file.read(0, file.num_frames), channels)
+    except BadFile as error:
+        raise ValueError(str(error)) from error
+    return torch.from_numpy(frames.T.copy())[None], file.hz

@@ -1,0 +1,266 @@
+"""What the stages of AudioLM share: a transformer over tokens with the frozen networks that make them, and the loss.
+
+Audio comes as waves or as the tokens of a cache, with the same loss. A sound that truly ends (`is_end`) ends with the token of the
+end; one that was merely cut off does not, or the model would learn to stop where crops do.
+
+Letters: b batch, n tokens, t frames, q quantizers, w samples.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from helicon.models.audiolm.transformers import TokenTransformer
+from helicon.nn.capture import evaluating
+from helicon.nn.network import Network
+from helicon.nn.packing import unique_consecutive
+
+PAD = -1
+Wave = Float[Tensor, "#b _"] | Float[Tensor, "#b _ _"]  # [b, w] or [b, c, w]; two of one call may differ in length
+Lengths = Int[Tensor, " #b"]
+
+
+class Losses(NamedTuple):
+    """What a stage learns from; all but `total` are for looking at."""
+
+    total: Tensor  # nats a token
+    parts: dict[str, Tensor]
+
+
+@contextmanager
+def _used(network: Any, device: torch.device) -> Iterator[None]:
+    """A frozen network at work: in evaluation mode, in its own precision, without gradients."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), evaluating(network):
+        yield
+
+
+class Stage(Network):
+    """A transformer over tokens, and the frozen networks that make them."""
+
+    parts: ClassVar[tuple[str, ...]] = ("transformer",)
+    condition_name: ClassVar[str]  # by which an audio_conditioner knows this stage
+
+    transformer: TokenTransformer
+    # Of `tokens`: what is to be predicted, by kind, [b, n]; -1 where nothing is.
+    labels: Callable[..., dict[str, Tensor]]
+    codec: Any = None
+    wav2vec: Any = None
+    audio_conditioner: Any = None
+    unique_consecutive: bool = False
+    mask_prob: float
+
+    def _hold(self, transformer: TokenTransformer, mask_prob: float, **frozen: Any) -> None:
+        if not 0 <= mask_prob < 1:
+            raise ValueError(f"mask_prob={mask_prob} must be at least 0 and below 1")
+        self.transformer, self.mask_prob = transformer, mask_prob
+        self.__dict__.update(frozen)  # not submodules: their weights and their mode are not this network's to change
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Stage":
+        """Takes the frozen networks along to another device; their precision stays, for tokens depend on it."""
+        super()._apply(fn, recurse)
+        for network in self.frozen.values():
+            network.to(self.device)
+        return self
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        names = ("codec", "wav2vec", "audio_conditioner")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    # ------------------------------------------------------------------ audio to tokens
+
+    def semantic_ids(
+        self, raw_wave: Wave, lengths: Lengths | None = None, input_sample_hz: int | None = None
+    ) -> Int[Tensor, "b n"]:
+        """Semantic tokens of audio, without those that repeat the one before where `unique_consecutive` says so."""
+        return self.deduplicated(self._all_semantic_ids(raw_wave, lengths, input_sample_hz))
+
+    def _all_semantic_ids(self, raw_wave: Wave, lengths: Lengths | None, input_sample_hz: int | None) -> Tensor:
+        if self.wav2vec is None:
+            raise ValueError(
+                f"this {type(self).__name__} was built without wav2vec, which makes semantic tokens of sound: "
+                "build it with wav2vec=..., or give token ids"
+            )
+        mono = raw_wave.mean(dim=1) if raw_wave.ndim == 3 else raw_wave
+        with _used(self.wav2vec, mono.device):
+            return self.wav2vec(mono, input_sample_hz=input_sample_hz, lengths=lengths)
+
+    def deduplicated(self, ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+        return unique_consecutive(ids, PAD) if self.unique_consecutive else ids
+
+    def codes(
+        self, raw_wave: Wave, lengths: Lengths | None = None, input_sample_hz: int | None = None
+    ) -> Int[Tensor, "b t q"]:
+        """The codec's codes of audio, of all its quantizers."""
+        with _used(self.needed_codec, raw_wave.device):
+            return self.codec.encode(raw_wave, lengths, input_sample_hz)
+
+    # The last frame of a sound that is cut off is filled up with silence, from which nothing goes on: prompts end before it.
+
+    def prompt_ids(self, wave: Wave, lengths: Lengths | None, input_sample_hz: int | None) -> Int[Tensor, "b n"]:
+        ids = self._all_semantic_ids(wave, lengths, input_sample_hz)
+        frames = whole_frames(self.wav2vec, wave, lengths, input_sample_hz)
+        return self.deduplicated(without_padding(ids, frames * self.wav2vec.groups))
+
+    def prompt_codes(self, wave: Wave, lengths: Lengths | None, input_sample_hz: int | None) -> Int[Tensor, "b t q"]:
+        codes = self.codes(wave, lengths, input_sample_hz)
+        return without_padding(codes, whole_frames(self.codec, wave, lengths, input_sample_hz))
+
+    @property
+    def needed_codec(self) -> Any:
+        if self.codec is None:
+            raise ValueError(
+                f"this {type(self).__name__} was built without a codec, which turns codes into sound and sound into codes: "
+                "build it with codec=..., or give and take token ids"
+            )
+        return self.codec
+
+    def condition_of(self, raw_wave: Wave | None) -> dict[str, Tensor]:
+        """What an audio_conditioner makes of the sound, in the place of a text."""
+        if self.audio_conditioner is None or raw_wave is None:
+            return {}
+        with _used(self.audio_conditioner, raw_wave.device):
+            return {"text_embeds": self.audio_conditioner(wavs=raw_wave, namespace=self.condition_name)}
+
+    def embed_text(self, text: Sequence[str]) -> Float[Tensor, "b m e"]:
+        """Texts, to give as `text_embeds`."""
+        return self.transformer.encode_text(text)
+
+    def tokens(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a batch of waves or of cached tokens, as `forward` takes them."""
+        raise NotImplementedError
+
+    def _given_ids(self, ids: Int[Tensor, "b n"] | None, wave: Wave | None) -> Int[Tensor, "b n"]:
+        if ids is None:
+            return self.semantic_ids(needed(wave, "semantic_token_ids"))
+        return self.deduplicated(ids)
+
+    def _semantic_of(self, batch: Mapping[str, Any]) -> Int[Tensor, "b n"]:
+        name = "semantic_token_ids"
+        if name in batch:
+            return self.deduplicated(without_padding(batch[name].long(), batch.get(f"{name}_lengths")))
+        return self.semantic_ids(batch["raw_wave"], batch.get("raw_wave_lengths"))
+
+    def _codes_of(self, batch: Mapping[str, Any]) -> Int[Tensor, "b t q"]:
+        if "token_ids" in batch:
+            return without_padding(batch["token_ids"].long(), batch.get("token_ids_lengths"))
+        name = "raw_wave_for_codec" if "raw_wave_for_codec" in batch else "raw_wave"
+        return self.codes(batch[name], batch.get(f"{name}_lengths"))
+
+    # ------------------------------------------------------------------ learning
+
+    def num_labels(self, **tokens: Any) -> Int[Tensor, ""]:
+        return torch.stack([(label >= 0).sum() for label in self.labels(**tokens).values()]).sum()
+
+    @property
+    def forget_prob(self) -> float:
+        return self.mask_prob if self.training else 0.0
+
+    def losses(self, logits: Mapping[str, Tensor | None], weights: Mapping[str, float], **tokens: Any) -> Losses:
+        """The mean over all tokens of the cross-entropy, of which each kind has its weight."""
+        labels = self.labels(**tokens)
+        counts = {name: (label >= 0).sum() for name, label in labels.items()}
+        # What has no weight still takes part, for distributed training waits for the gradient of every weight.
+        total = sum(0.0 * said.sum() for name, said in logits.items() if said is not None and name not in labels)
+        parts = {}
+        for name, label in labels.items():
+            said = logits[name]
+            assert said is not None
+            entropy = F.cross_entropy(said.flatten(0, 1).float(), label.flatten(), ignore_index=PAD, reduction="sum")
+            total = total + weights.get(name, 1.0) * entropy
+            parts[f"{name}_cross_entropy"] = (entropy / counts[name].clamp(min=1)).detach()
+        return Losses(total / torch.stack([*counts.values()]).sum().clamp(min=1), parts)
+
+    def _answer(
+        self,
+        logits: Mapping[str, Tensor | None],
+        weights: Mapping[str, float],
+        tokens: Mapping[str, Any],
+        return_loss: bool,
+        return_losses: bool,
+    ) -> Any:
+        if not (return_loss or return_losses):
+            found = tuple(logits.values())
+            return found[0] if len(found) == 1 else found
+        losses = self.losses(logits, weights, **tokens)
+        return losses if return_losses else losses.total
+
+
+def with_end(ids: Int[Tensor, "b n"], is_end: Bool[Tensor, "b"] | None, eos_id: int) -> Int[Tensor, "b _"]:
+    """The labels of a row and of what follows it: the end, for a sound that truly ends."""
+    longer = F.pad(ids, (0, 1), value=PAD)
+    if is_end is None:
+        return longer
+    lengths = (ids >= 0).sum(dim=1)
+    place = torch.arange(longer.shape[1], device=ids.device) == lengths[:, None]
+    return longer.masked_fill(place & is_end.bool()[:, None], eos_id)
+
+
+def without_padding(ids: Int[Tensor, "b n ..."], lengths: Lengths | None) -> Int[Tensor, "b n ..."]:
+    """-1 past the lengths."""
+    if lengths is None:
+        return ids
+    is_past = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
+    return ids.masked_fill(is_past.reshape(*is_past.shape, *[1] * (ids.ndim - 2)), PAD)
+
+
+def whole_frames(network: Any, wave: Wave, lengths: Lengths | None, input_sample_hz: int | None) -> Lengths:
+    """How many frames of a codec or tokenizer are filled by sounds."""
+    if lengths is None:
+        lengths = torch.full((len(wave),), wave.shape[-1], device=wave.device)
+    frames = lengths * network.sample_hz // ((input_sample_hz or network.sample_hz) * network.downsample_factor)
+    if bool((frames < 1).any()):
+        raise ValueError(
+            f"a prompt of {int(lengths.min())} samples is shorter than a frame of the {type(network).__name__}, "
+            f"{network.downsample_factor} samples at {network.sample_hz} Hz: give a longer one"
+        )
+    return frames
+
+
+def by_frame(codes: Int[Tensor, "b ..."], num_quantizers: int) -> Int[Tensor, "b t q"]:
+    """Codes `[b, t, q]`, also where they come flat."""
+    if codes.ndim == 3 and codes.shape[2] == num_quantizers:
+        return codes
+    if codes.ndim != 2 or codes.shape[1] % num_quantizers:
+        raise ValueError(
+            f"codes of shape {list(codes.shape)} are not those of {num_quantizers} quantizers: "
+            f"give [b, t, {num_quantizers}], or [b, n] with n a multiple of {num_quantizers}"
+        )
+    return codes.unflatten(1, (-1, num_quantizers))
+
+
+def needed(wave: Tensor | None, name: str) -> Tensor:
+    if wave is None:
+        raise ValueError(f"there is nothing to learn from: give a raw_wave or {name}")
+    return wave
+
+
+def check_pad(pad_id: int) -> None:
+    if pad_id != PAD:
+        raise ValueError(f"pad_id={pad_id}: past the end of a row stands -1")
+
+
+def check_sizes(**sizes: int) -> None:
+    (first, a), (second, b) = sizes.items()
+    if a != b:
+        raise ValueError(f"the {first} has {a} different tokens and the transformer {second}={b}: make the two equal")
+
+
+def check_stages(transformer: Any, codec: Any, wav2vec: Any, num_quantizers: int) -> None:
+    if codec is not None:
+        check_sizes(codec=codec.codebook_size, codebook_size=transformer.codebook_size)
+        if codec.num_quantizers < num_quantizers:
+            raise ValueError(
+                f"the codec has {codec.num_quantizers} quantizers, and the transformer is built for {num_quantizers}"
+            )
+    if wav2vec is not None:
+        check_sizes(wav2vec=wav2vec.codebook_size, num_semantic_tokens=transformer.num_semantic_tokens)

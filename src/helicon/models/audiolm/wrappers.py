@@ -1,0 +1,495 @@
+"""The stages of AudioLM, each a transformer with the frozen networks that make its tokens: how they learn and generate.
+
+Letters: b batch, n tokens, t frames, q quantizers, d features, v logits, m text tokens, e text features, w samples.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from helicon.models.audiolm.generate import (
+    Sampled,
+    delayed_codes,
+    fine_codes,
+    flat_codes,
+    semantic_tokens,
+    waves_of,
+)
+from helicon.models.audiolm.stage import (
+    PAD,
+    Lengths,
+    Stage,
+    Wave,
+    by_frame,
+    check_pad,
+    check_sizes,
+    check_stages,
+    needed,
+    with_end,
+)
+from helicon.models.audiolm.transformers import (
+    CoarseTransformer,
+    DelayedTransformer,
+    FineTransformer,
+    SemanticTransformer,
+    delayed,
+)
+from helicon.models.semantic.tokenizer import SemanticTokenizer
+from helicon.models.soundstream.codecs import Codec
+from helicon.nn.sampling import Sampling
+
+
+class SemanticTransformerWrapper(Stage):
+    condition_name = "semantic"
+
+    transformer: SemanticTransformer
+
+    def __init__(
+        self,
+        *,
+        transformer: SemanticTransformer,
+        wav2vec: SemanticTokenizer | None = None,
+        audio_conditioner: Any = None,
+        pad_id: int = PAD,
+        unique_consecutive: bool = True,
+        mask_prob: float = 0.15,
+    ):
+        """
+        Args:
+            wav2vec: makes the semantic tokens of audio. None learns from token ids alone.
+            audio_conditioner: makes of a sound what stands in the place of a text.
+            unique_consecutive: tokens that repeat the one before are left out.
+            mask_prob: the most of the past that is hidden while it learns (forgetful causal masking).
+        """
+        super().__init__()
+        check_pad(pad_id)
+        self._hold(transformer, mask_prob, wav2vec=wav2vec, audio_conditioner=audio_conditioner)
+        self.unique_consecutive = unique_consecutive
+        if wav2vec is not None:
+            check_sizes(wav2vec=wav2vec.codebook_size, num_semantic_tokens=transformer.num_semantic_tokens)
+
+    @property
+    def embed_text(self) -> Callable[[Sequence[str]], Float[Tensor, "b m e"]]:
+        """Texts to what can be given as `text_embeds`."""
+        return self.transformer.encode_text
+
+    def tokens(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return {"semantic_token_ids": self._semantic_of(batch), "is_end": batch.get("is_end")}
+
+    def labels(
+        self, semantic_token_ids: Int[Tensor, "b n"], is_end: Bool[Tensor, "b"] | None = None
+    ) -> dict[str, Int[Tensor, "b _"]]:
+        return {"semantic": with_end(semantic_token_ids, is_end, self.transformer.eos_id)}
+
+    def forward(
+        self,
+        *,
+        semantic_token_ids: Int[Tensor, "b n"] | None = None,
+        raw_wave: Wave | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "b m e"] | None = None,
+        return_loss: bool = False,
+        is_end: Bool[Tensor, "b"] | None = None,
+        return_losses: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The logits, with `return_loss` the loss, with `return_losses` that and its parts (`Losses`).
+
+        Give waves or tokens. `is_end` says which sounds truly end; `options` go to the transformer.
+        """
+        ids = self._given_ids(semantic_token_ids, raw_wave)
+        tokens = {"semantic_token_ids": ids, "is_end": is_end}
+        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        logits = self.transformer(ids=ids, forget_prob=self.forget_prob, **condition)
+        return self._answer({"semantic": logits}, {}, tokens, return_loss, return_losses)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        *,
+        max_length: int,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        prime_wave: Wave | None = None,
+        prime_wave_input_sample_hz: int | None = None,
+        prime_ids: Int[Tensor, "#b n"] | None = None,
+        batch_size: int = 1,
+        cond_scale: float = 3.0,
+        filter_thres: float | None = 0.9,
+        temperature: float = 1.0,
+        use_kv_cache: bool = True,
+        include_eos_in_output: bool = False,
+        prime_lengths: Lengths | None = None,
+        seed: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **texts: Any,
+    ) -> Int[Tensor, "b _"]:
+        """Tokens, at most `max_length` with those of the prompt, and -1 past the end of a row.
+
+        Args:
+            prime_wave, prime_ids: what they go on from; of rows of unequal length, with -1 or `prime_lengths` samples.
+            filter_thres: only the likeliest 1 - filter_thres of all tokens are drawn from.
+            use_kv_cache: without effect: there is always one.
+            include_eos_in_output: the token of the end stands behind rows that ended.
+            seed: the same again for the same seed; None draws one.
+        """
+        if prime_wave is not None:
+            prime_ids = self.prompt_ids(prime_wave, prime_lengths, prime_wave_input_sample_hz)
+        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        return semantic_tokens(
+            self.transformer,
+            max_length,
+            None if prime_ids is None else self.deduplicated(prime_ids),
+            Sampled(condition, batch_size, sampling, seed),
+            include_eos_in_output,
+        )
+
+
+class CoarseTransformerWrapper(Stage):
+    condition_name = "coarse"
+
+    transformer: CoarseTransformer
+
+    def __init__(
+        self,
+        *,
+        transformer: CoarseTransformer,
+        codec: Codec | None = None,
+        wav2vec: SemanticTokenizer | None = None,
+        audio_conditioner: Any = None,
+        pad_id: int = PAD,
+        unique_consecutive: bool = True,
+        semantic_cross_entropy_loss_weight: float = 1.0,
+        mask_prob: float = 0.15,
+    ):
+        """
+        Args:
+            codec: makes the codes of audio, and audio of codes. None learns from token ids alone.
+            semantic_cross_entropy_loss_weight: how much predicting the semantic tokens counts.
+            The others: see `SemanticTransformerWrapper`.
+        """
+        super().__init__()
+        check_pad(pad_id)
+        self._hold(transformer, mask_prob, codec=codec, wav2vec=wav2vec, audio_conditioner=audio_conditioner)
+        self.unique_consecutive = unique_consecutive
+        self.semantic_cross_entropy_loss_weight = semantic_cross_entropy_loss_weight
+        check_stages(transformer, codec, wav2vec, transformer.num_coarse_quantizers)
+
+    def tokens(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        codes = self._codes_of(batch)[..., : self.transformer.num_coarse_quantizers]
+        return {
+            "semantic_token_ids": self._semantic_of(batch),
+            "coarse_token_ids": codes,
+            "is_end": batch.get("is_end"),
+        }
+
+    def labels(
+        self,
+        semantic_token_ids: Int[Tensor, "b n"],
+        coarse_token_ids: Int[Tensor, "b t q"],
+        is_end: Bool[Tensor, "b"] | None = None,
+    ) -> dict[str, Int[Tensor, "b _"]]:
+        coarse = with_end(coarse_token_ids.flatten(1), is_end, self.transformer.eos_id)
+        if self.transformer.to_semantic_logits is None or not self.semantic_cross_entropy_loss_weight:
+            return {"coarse": coarse}
+        return {"semantic": semantic_token_ids, "coarse": coarse}
+
+    def forward(
+        self,
+        *,
+        semantic_token_ids: Int[Tensor, "b n"] | None = None,
+        raw_wave: Wave | None = None,
+        raw_wave_for_codec: Wave | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "b m e"] | None = None,
+        coarse_token_ids: Int[Tensor, "b ..."] | None = None,
+        return_loss: bool = False,
+        is_end: Bool[Tensor, "b"] | None = None,
+        return_losses: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Logits (semantic, coarse); with `return_loss` the loss, with `return_losses` that and its parts.
+
+        Give waves or tokens; `raw_wave_for_codec` is `raw_wave` unless the codec has another rate.
+        """
+        q = self.transformer.num_coarse_quantizers
+        ids = self._given_ids(semantic_token_ids, raw_wave)
+        wave = raw_wave if raw_wave_for_codec is None else raw_wave_for_codec
+        coarse = self.codes(needed(wave, "coarse_token_ids"))[..., :q] if coarse_token_ids is None else coarse_token_ids
+        tokens = {
+            "semantic_token_ids": ids,
+            "coarse_token_ids": by_frame(coarse, q),
+            "is_end": is_end,
+        }
+        given = {name: tokens[name] for name in ("semantic_token_ids", "coarse_token_ids")}
+        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        semantic, coarse_logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
+        weights = {"semantic": self.semantic_cross_entropy_loss_weight}
+        return self._answer(
+            {"semantic": semantic, "coarse": coarse_logits}, weights, tokens, return_loss, return_losses
+        )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        *,
+        semantic_token_ids: Int[Tensor, "#b n"],
+        prime_wave: Wave | None = None,
+        prime_wave_input_sample_hz: int | None = None,
+        prime_coarse_token_ids: Int[Tensor, "#b t q"] | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        max_time_steps: int = 512,
+        cond_scale: float = 3.0,
+        filter_thres: float | None = 0.9,
+        temperature: float = 1.0,
+        reconstruct_wave: bool = False,
+        use_kv_cache: bool = True,
+        prime_lengths: Lengths | None = None,
+        seed: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **texts: Any,
+    ) -> Any:
+        """Codes `[b, t, q]`, at most `max_time_steps` frames with those of the prompt, and -1 past the end of a row; or their
+        sound (`reconstruct_wave`). The arguments: see `SemanticTransformerWrapper.generate`."""
+        if prime_wave is not None:
+            codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
+            prime_coarse_token_ids = codes[..., : self.transformer.num_coarse_quantizers]
+        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        made = flat_codes(
+            self.transformer,
+            self.deduplicated(semantic_token_ids),
+            max_time_steps,
+            prime_coarse_token_ids,
+            Sampled(condition, len(semantic_token_ids), sampling, seed),
+        )
+        return waves_of(self.needed_codec, made) if reconstruct_wave else made
+
+
+class FineTransformerWrapper(Stage):
+    condition_name = "fine"
+
+    transformer: FineTransformer
+
+    def __init__(
+        self,
+        *,
+        transformer: FineTransformer,
+        codec: Codec | None = None,
+        audio_conditioner: Any = None,
+        coarse_cross_entropy_loss_weight: float = 1.0,
+        pad_id: int = PAD,
+        mask_prob: float = 0.15,
+    ):
+        """
+        Args:
+            coarse_cross_entropy_loss_weight: how much predicting the coarse codes counts.
+            The others: see `CoarseTransformerWrapper`.
+        """
+        super().__init__()
+        check_pad(pad_id)
+        self._hold(transformer, mask_prob, codec=codec, audio_conditioner=audio_conditioner)
+        self.coarse_cross_entropy_loss_weight = coarse_cross_entropy_loss_weight
+        check_stages(transformer, codec, None, transformer.num_coarse_quantizers + transformer.num_fine_quantizers)
+
+    def tokens(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._split(self._codes_of(batch))
+
+    def _split(self, codes: Int[Tensor, "b t _"]) -> dict[str, Any]:
+        coarse, fine = self.transformer.num_coarse_quantizers, self.transformer.num_fine_quantizers
+        if codes.shape[2] < coarse + fine:
+            raise ValueError(f"codes of shape {list(codes.shape)} must be [b, t, {coarse + fine}], of all quantizers")
+        return {"coarse_token_ids": codes[..., :coarse], "fine_token_ids": codes[..., coarse : coarse + fine]}
+
+    def labels(
+        self, coarse_token_ids: Int[Tensor, "b t q"], fine_token_ids: Int[Tensor, "b t r"]
+    ) -> dict[str, Int[Tensor, "b _"]]:
+        fine = fine_token_ids.flatten(1)
+        if not self.transformer.project_coarse_logits or not self.coarse_cross_entropy_loss_weight:
+            return {"fine": fine}
+        return {"coarse": coarse_token_ids.flatten(1), "fine": fine}
+
+    def forward(
+        self,
+        *,
+        raw_wave: Wave | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "b m e"] | None = None,
+        token_ids: Int[Tensor, "b t q"] | None = None,
+        coarse_token_ids: Int[Tensor, "b ..."] | None = None,
+        fine_token_ids: Int[Tensor, "b ..."] | None = None,
+        return_loss: bool = False,
+        return_losses: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Logits (coarse, fine); with `return_loss` the loss, with `return_losses` that and its parts.
+
+        Give a wave, the codes of all quantizers (`token_ids`), or the coarse and the fine ones.
+        """
+        transformer = self.transformer
+        if coarse_token_ids is None or fine_token_ids is None:
+            tokens = self._split(self.codes(needed(raw_wave, "token_ids")) if token_ids is None else token_ids)
+        else:
+            tokens = {
+                "coarse_token_ids": by_frame(coarse_token_ids, transformer.num_coarse_quantizers),
+                "fine_token_ids": by_frame(fine_token_ids, transformer.num_fine_quantizers),
+            }
+        tokens = {name: ids.masked_fill(ids == transformer.pad_id, PAD) for name, ids in tokens.items()}
+        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        coarse, fine = transformer(**tokens, forget_prob=self.forget_prob, **condition)
+        weights = {"coarse": self.coarse_cross_entropy_loss_weight}
+        logits = {"coarse": coarse, "fine": fine[:, :-1]}
+        return self._answer(logits, weights, tokens, return_loss, return_losses)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        *,
+        coarse_token_ids: Int[Tensor, "#b ..."],
+        prime_wave: Wave | None = None,
+        prime_wave_input_sample_hz: int | None = None,
+        prime_fine_token_ids: Int[Tensor, "#b t q"] | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        cond_scale: float = 3.0,
+        filter_thres: float | None = 0.9,
+        temperature: float = 1.0,
+        reconstruct_wave: bool = False,
+        use_kv_cache: bool = True,
+        mask_out_generated_fine_tokens: bool = False,
+        prime_lengths: Lengths | None = None,
+        max_frames: int | None = None,
+        seed: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **texts: Any,
+    ) -> Any:
+        """The fine codes `[b, t, q]` of the frames of coarse ones, and -1 where those are; or their sound (`reconstruct_wave`).
+
+        Args:
+            coarse_token_ids: `[b, t, q]`, or flat.
+            mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
+            max_frames: more frames than this are made piece by piece, each hearing the last quarter of the one before: as
+                many as the transformer learned from, at most.
+            The others: see `SemanticTransformerWrapper.generate`.
+        """
+        coarse = by_frame(coarse_token_ids, self.transformer.num_coarse_quantizers)
+        coarse = coarse.masked_fill((coarse < 0).any(dim=-1, keepdim=True), PAD)
+        if prime_wave is not None:
+            codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
+            prime_fine_token_ids = self._split(codes)["fine_token_ids"]
+        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        fine = fine_codes(
+            self.transformer, coarse, prime_fine_token_ids, max_frames, Sampled(condition, len(coarse), sampling, seed)
+        )
+        return waves_of(self.needed_codec, torch.cat((coarse, fine), dim=-1)) if reconstruct_wave else fine
+
+
+class DelayedTransformerWrapper(Stage):
+    """Codes of all quantizers with one step a frame, in the place of the coarse and the fine stage."""
+
+    condition_name = "coarse"
+
+    transformer: DelayedTransformer
+
+    def __init__(
+        self,
+        *,
+        transformer: DelayedTransformer,
+        codec: Codec | None = None,
+        wav2vec: SemanticTokenizer | None = None,
+        audio_conditioner: Any = None,
+        unique_consecutive: bool = True,
+        mask_prob: float = 0.15,
+    ):
+        """The arguments: see `CoarseTransformerWrapper`."""
+        super().__init__()
+        self._hold(transformer, mask_prob, codec=codec, wav2vec=wav2vec, audio_conditioner=audio_conditioner)
+        self.unique_consecutive = unique_consecutive
+        check_stages(transformer, codec, wav2vec, transformer.num_quantizers)
+
+    def tokens(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        codes = self._codes_of(batch)[..., : self.transformer.num_quantizers]
+        return {"semantic_token_ids": self._semantic_of(batch), "token_ids": codes, "is_end": batch.get("is_end")}
+
+    def labels(
+        self,
+        semantic_token_ids: Int[Tensor, "b n"],
+        token_ids: Int[Tensor, "b t q"],
+        is_end: Bool[Tensor, "b"] | None = None,
+    ) -> dict[str, Int[Tensor, "b _"]]:
+        """The end is said by the first quantizer alone: that the others end after it needs no saying."""
+        first, *finer = delayed(token_ids, PAD).unbind(dim=-1)
+        ended = with_end(first[:, :-1], is_end, self.transformer.eos_id)
+        return {"codes": torch.stack((ended, *finer), dim=-1).flatten(1)}
+
+    def forward(
+        self,
+        *,
+        semantic_token_ids: Int[Tensor, "b n"] | None = None,
+        raw_wave: Wave | None = None,
+        raw_wave_for_codec: Wave | None = None,
+        token_ids: Int[Tensor, "b t q"] | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "b m e"] | None = None,
+        return_loss: bool = False,
+        is_end: Bool[Tensor, "b"] | None = None,
+        return_losses: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Logits `[b, t + q, q, v]`; with `return_loss` the loss, with `return_losses` that and its parts."""
+        q = self.transformer.num_quantizers
+        ids = self._given_ids(semantic_token_ids, raw_wave)
+        wave = raw_wave if raw_wave_for_codec is None else raw_wave_for_codec
+        codes = (self.codes(needed(wave, "token_ids")) if token_ids is None else token_ids)[..., :q]
+        tokens = {"semantic_token_ids": ids, "token_ids": codes, "is_end": is_end}
+        given = {name: tokens[name] for name in ("semantic_token_ids", "token_ids")}
+        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
+        if not (return_loss or return_losses):
+            return logits
+        return self._answer({"codes": logits.flatten(1, 2)}, {}, tokens, return_loss, return_losses)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        *,
+        semantic_token_ids: Int[Tensor, "#b n"],
+        prime_wave: Wave | None = None,
+        prime_wave_input_sample_hz: int | None = None,
+        prime_token_ids: Int[Tensor, "#b t q"] | None = None,
+        text: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        max_time_steps: int = 512,
+        cond_scale: float = 3.0,
+        filter_thres: float | None = 0.9,
+        temperature: float = 1.0,
+        reconstruct_wave: bool = False,
+        prime_lengths: Lengths | None = None,
+        seed: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **texts: Any,
+    ) -> Any:
+        """Codes `[b, t, q]` of all quantizers, or their sound. The arguments: see `CoarseTransformerWrapper.generate`."""
+        if prime_wave is not None:
+            codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
+            prime_token_ids = codes[..., : self.transformer.num_quantizers]
+        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        made = delayed_codes(
+            self.transformer,
+            self.deduplicated(semantic_token_ids),
+            max_time_steps,
+            prime_token_ids,
+            Sampled(condition, len(semantic_token_ids), sampling, seed),
+        )
+        return waves_of(self.needed_codec, made) if reconstruct_wave else made

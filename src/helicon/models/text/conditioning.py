@@ -1,0 +1,143 @@
+"""What networks share that are conditioned on texts: the encoder, its projection, and which rows learn without their text.
+
+Letters: b batch, t text tokens, e text features, d features.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from helicon.models.text.byte import ByteTextEncoder
+from helicon.models.text.pretrained import PretrainedTextEncoder
+from helicon.nn.network import Network
+from helicon.nn.norms import RMSNorm
+
+
+class Context(NamedTuple):
+    """What tokens are conditioned on; where `mask` is False there is nothing."""
+
+    embeddings: Tensor  # [b, m, d]
+    mask: Tensor  # [b, m]
+
+
+def stacked(first: Context, second: Context) -> Context:
+    """Two contexts as one batch, the shorter padded with nothing."""
+    length = max(first.mask.shape[1], second.mask.shape[1])
+
+    def padded(context: Context) -> Context:
+        missing = length - context.mask.shape[1]
+        return Context(F.pad(context.embeddings, (0, 0, 0, missing)), F.pad(context.mask, (0, missing), value=False))
+
+    pairs = zip(padded(first), padded(second), strict=True)
+    return Context(*(torch.cat(pair) for pair in pairs))
+
+
+class TextConditioned(Network):
+    """A network that may read texts, as strings or embedded; `_build_text` gives it what it needs for that.
+
+    `text_proj` is None where it does not, and `text_encoder` where texts come embedded.
+    """
+
+    how_to_read_texts = "condition_on_text=True"  # of the constructor
+
+    text_encoder: ByteTextEncoder | PretrainedTextEncoder | None
+    text_proj: nn.Module | None
+
+    def _build_text(
+        self, dim: int, t5_name: str | Mapping[str, Any] | None, text_embed_dim: int | None, reads_texts: bool
+    ) -> None:
+        """
+        Args:
+            dim: features that texts are projected to.
+            t5_name: who reads the texts: None for the built-in encoder over bytes, trained along; otherwise the name or folder
+                of a `transformers` encoder, which stays frozen, or a mapping with `name` and the encoder's own keywords.
+            text_embed_dim: texts come as embeddings of this size, and no encoder is built.
+        """
+        from helicon.models.text import build_text_encoder
+
+        self.text_encoder, self.text_proj = None, None
+        if not reads_texts:
+            return
+        if text_embed_dim is None:
+            self.text_encoder = build_text_encoder(t5_name)
+            text_embed_dim = self.text_encoder.dim
+            if isinstance(self.text_encoder, PretrainedTextEncoder) and isinstance(t5_name, str):
+                self.arguments["t5_name"] = self.text_encoder.name  # a relative path would be lost elsewhere
+        self.text_proj = nn.Sequential(RMSNorm(text_embed_dim), nn.Linear(text_embed_dim, dim, bias=False))
+
+    def read_texts(self, texts: Sequence[str], multiple_of: int = 1) -> dict[str, Tensor]:
+        """Texts as tensors, the keywords `forward` takes: tokens for the encoder that is trained along, or embeddings.
+
+        A compiled network must not see strings. `multiple_of` pads the length, so that it meets few different ones.
+        """
+        if self.text_encoder is None:
+            raise ValueError(
+                f"this {type(self).__name__} has no text encoder: "
+                + ("it does not take texts" if self.text_proj is None else "give text_embeds")
+            )
+        if isinstance(self.text_encoder, ByteTextEncoder):
+            ids, mask = self.text_encoder.tokenize(texts)
+            name, values = "text_ids", F.pad(ids, (0, -ids.shape[1] % multiple_of))
+        else:
+            embedded = self.text_encoder.encode(texts)
+            mask, name = embedded.mask, "text_embeds"
+            values = F.pad(embedded.embeddings, (0, 0, 0, -mask.shape[1] % multiple_of))
+        return {name: values, "text_mask": F.pad(mask, (0, -mask.shape[1] % multiple_of), value=False)}
+
+    def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b t e"]:
+        """Embeddings to give as `text_embeds`, zero where a text is padded."""
+        return self._embedded_text(**self.read_texts(texts))[0]
+
+    def text_context(
+        self,
+        *,
+        texts: Sequence[str] | None = None,
+        text_embeds: Float[Tensor, "b t e"] | None = None,
+        text_mask: Bool[Tensor, "b t"] | None = None,
+        text_ids: Int[Tensor, "b t"] | None = None,
+    ) -> Context | None:
+        """The texts, projected; None where none are given."""
+        if texts is not None:
+            given = self.read_texts(texts)
+            text_embeds, text_mask, text_ids = (given.get(name) for name in ("text_embeds", "text_mask", "text_ids"))
+        if text_embeds is None and text_ids is None:
+            return None
+        if self.text_proj is None:
+            raise ValueError(f"this {type(self).__name__} does not take texts: build it with {self.how_to_read_texts}")
+        embeddings, mask = self._embedded_text(text_embeds, text_mask, text_ids)
+        return Context(self.text_proj(embeddings), mask)
+
+    def _embedded_text(
+        self, text_embeds: Tensor | None = None, text_mask: Tensor | None = None, text_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if text_ids is not None:
+            assert isinstance(self.text_encoder, ByteTextEncoder) and text_mask is not None
+            embedded = self.text_encoder.encode_tokens(text_ids, text_mask)
+            return embedded.embeddings, embedded.mask
+        assert text_embeds is not None and self.text_proj is not None
+        *_, weight = self.text_proj.parameters()
+        if text_embeds.shape[-1] != weight.shape[1]:
+            raise ValueError(
+                f"text_embeds have {text_embeds.shape[-1]} features, and this {type(self).__name__} takes {weight.shape[1]}"
+            )
+        if not torch.compiler.is_compiling() and text_embeds.is_inference():
+            text_embeds = text_embeds.clone()  # autograd refuses what was made in inference mode
+        mask = (text_embeds != 0).any(dim=-1) if text_mask is None else text_mask
+        return text_embeds.to(weight), mask.to(weight.device)
+
+    def check_texts(self, cond_drop_prob: float = 0.0, **condition: Any) -> None:
+        """Raises where the text this network was built for is missing: it would learn without it and say nothing."""
+        given = [name for name in ("texts", "text_embeds", "text_ids") if condition.get(name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}, not both")
+        if self.text_proj is not None and not given and cond_drop_prob < 1:
+            raise ValueError("this network reads texts: give texts or text_embeds (or cond_drop_prob=1 for none)")
+
+
+def draw_keep(rows: int, cond_drop_prob: float, device: torch.device) -> Bool[Tensor, "b"] | None:
+    """Which rows keep their condition, at random."""
+    return torch.rand(rows, device=device) >= cond_drop_prob if cond_drop_prob else None
