@@ -251,6 +251,7 @@ def test_it_says_which_weights_are_used(made: Path) -> None:
 
 
 A = ["--text", "a"]
+MAKERS = "AudioLM, MaskGit, Muse, SemanticTransformerWrapper"
 OTHERS = " or .jpg or .jpeg or .webp; a name without an ending is a folder"
 TOGETHER = "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
 FROM_WORDS = (
@@ -261,7 +262,7 @@ FROM_WORDS = (
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
-        ("tokenizer", A, "{} holds a VQGanVAE, which makes nothing by itself: give a run of one that does (MaskGit, Muse)"),
+        ("tokenizer", A, f"{{}} holds a VQGanVAE, which makes nothing by itself: give a run of one that does ({MAKERS})"),
         ("absent", A, "there is no checkpoint or run folder at {}"),
         ("words", [], 'this MaskGit makes pictures from words: say which, as in --text "a red circle"'),
         ("alone", A, "this MaskGit was trained without texts: leave --text out"),
@@ -365,6 +366,7 @@ def test_another_family_refuses_what_it_does_not_take(toy: str) -> None:
         call(toy, *A, "--image", "x.png").stderr
         == f"error: --image is nothing for the network in {toy}: leave it out\n"
     )
+    assert call(toy, *A, "--fine", toy).stderr == f"error: --fine is nothing for the network in {toy}: leave it out\n"
     assert call(toy, *A, "loud=true").stderr == "error: generate has no argument 'loud': did you mean louder?\n"
     several = call(toy, *A, "--samples", "2", "-o", "out.txt")
     assert several.stderr == "error: 2 things do not fit into out.txt: give a folder, out\n"

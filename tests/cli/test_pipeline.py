@@ -12,9 +12,8 @@ from typer.testing import CliRunner, Result
 
 import helicon
 from children import run as in_a_child
-from helicon.cli import app, page
+from helicon.cli import app, page, steps
 from helicon.cli import pipeline as verb
-from helicon.cli import steps
 from helicon.cli.pipeline import Kind, Request, audiolm
 from helicon.config import load_recipe
 from helicon.data.synthetic_sounds import SyntheticSounds
@@ -24,6 +23,7 @@ from helicon.engine.trainer import Trainer
 TINY = [
     *("num_train_steps=4", "batch_size=2", "log_every=1", "save_model_every=2", "save_results_every=4"),
     *("valid_frac=0.1", "codec.model.use_local_attn=false", "codec.model.discr_windows=[]"),
+    "codec.model.strides=[8, 20]",
     *("kmeans.clusters=8", "tokens.batch_size=16", "tokens.workers=0"),
 ]
 READS = [
@@ -91,7 +91,7 @@ def test_every_stage_is_trained_on_those_before_it(whole: tuple[Path, str], monk
     monkeypatch.chdir(whole[0])
     assert steps_taken(whole[1]) == ["codec", "kmeans", "tokens", "semantic", "coarse", "fine", "audiolm", "samples"]
     model = helicon.load("out/audiolm")
-    assert model.semantic.wav2vec.codebook_size == 8 and model.fine_max_frames == 200  # type: ignore[union-attr]
+    assert model.semantic.wav2vec.codebook_size == 8 and model.fine_max_frames == 25  # type: ignore[union-attr]
     assert model.codec.own_state().keys() <= helicon.load("out/codec").own_state().keys()  # type: ignore[union-attr]
     cache = TokenCache("out/tokens")
     assert len(cache) == 12 and cache[0]["texts"] in Path("sounds.jsonl").read_text(), "two pieces of 0.5 s a sound"
@@ -161,7 +161,7 @@ def test_an_unfinished_tokenizer_is_made_again(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(steps, "fit_kmeans", interrupted)
-        patch.setattr(steps, "_fitting", lambda: steps.signature_without(fit, "data", "out"))
+        patch.setattr(steps, "_fitting", lambda: steps.options_of(fit, "data", "out"))
         stopped = pipeline()
     assert stopped.exit_code == 130 and "goes on from here" in stopped.stdout and Path("out/kmeans").is_dir()
     assert steps_taken(stopped.stdout) == ["codec", "kmeans"]
@@ -213,10 +213,12 @@ def test_what_was_begun_is_not_changed(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["coarse.batch_sise=4"], "stage coarse: model, data, trainer have no argument 'batch_sise': did you mean trainer.batch_size? (for one stage alone: coarse.KEY=VALUE)"),
+        (["coarse.batch_sise=4"], "stage coarse: model, data, trainer have no argument 'batch_sise': did you mean trainer.batch_size?"),
         (["kmeans.cluster=4"], "kmeans has no argument 'cluster': did you mean clusters?"),
+        (["samples.seed=4"], "samples has no argument 'seed': it knows nothing"),
+        (["kmeans.clusters"], "'kmeans.clusters' is no override: write kmeans.KEY=VALUE"),
         (["tokens.batch_size=x"], "tokens.batch_size wants int, not 'x'"),
-        (["coarse.data.data_max_length_seconds=0.7"], "the stages learn from one token cache, and semantic has data.data_max_length_seconds=0.5 where coarse has 0.7: make them equal, as in data.data_max_length_seconds=0.5"),
+        (["coarse.data.seed=3", "data.seed=0"], "the stages learn from one token cache, and semantic has data.seed=0 where coarse has 3: make them equal, "),
         (["--size", "huge"], "stage codec: there is no recipe 'soundstream/huge'"),
         (["-o", "sounds"], "sounds already holds something: choose another folder with -o"),
         (["-o", "sounds.jsonl"], "sounds.jsonl is a file, not a folder: choose another place with -o"),

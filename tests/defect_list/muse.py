@@ -170,7 +170,7 @@ DEFECTS = [
             Edit(
                 TRANSFORMER,
                 "        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)\n",
-                "        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)\n        self.norm = RMSNorm(dim)\n",
+                "        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)\n        self.norm = nn.LayerNorm(dim)\n",
             ),
         ),
         (

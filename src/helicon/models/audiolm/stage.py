@@ -154,7 +154,31 @@ class Stage(Network):
         if "token_ids" in batch:
             return without_padding(batch["token_ids"].long(), batch.get("token_ids_lengths"))
         name = "raw_wave_for_codec" if "raw_wave_for_codec" in batch else "raw_wave"
+        if name == "raw_wave" and "semantic_token_ids" not in batch:
+            self._check_one_wave()
         return self.codes(batch[name], batch.get(f"{name}_lengths"))
+
+    def _given_codes(
+        self,
+        codes: Int[Tensor, "b ..."] | None,
+        ids: Int[Tensor, "b n"] | None,
+        wave: Wave | None,
+        wave_for_codec: Wave | None,
+        name: str,
+    ) -> Int[Tensor, "b ..."]:
+        """The codes, or those of the codec's own wave, or of the one that the semantic tokens are of (where they are not given)."""
+        if codes is not None:
+            return codes
+        if wave_for_codec is None and ids is None:
+            self._check_one_wave()
+        return self.codes(needed(wave if wave_for_codec is None else wave_for_codec, name))
+
+    def _check_one_wave(self) -> None:
+        if self.wav2vec is not None and self.codec is not None and self.wav2vec.sample_hz != self.codec.sample_hz:
+            raise ValueError(
+                f"the wav2vec hears raw_wave at {self.wav2vec.sample_hz} Hz, and the codec has {self.codec.sample_hz} Hz: "
+                "give it raw_wave_for_codec"
+            )
 
     # ------------------------------------------------------------------ learning
 

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.text.conditioning import Context, TextConditioned, draw_keep, stacked
+from helicon.models.text.conditioning import Context, TextConditioned, stacked
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import Transformer
@@ -113,7 +113,7 @@ class TokenTransformer(TextConditioned):
         if len(context.mask) not in (1, rows):
             raise ValueError(f"{len(context.mask)} texts cannot belong to {rows} rows: give one for each, or one")
         embeddings, mask = (part.expand(rows, *part.shape[1:]) for part in context)
-        keep = draw_keep(rows, cond_drop_prob, self.device)
+        keep = self.draw_keep(rows, cond_drop_prob)
         return Context(embeddings, mask if keep is None else mask & keep[:, None])
 
     def no_context(self, rows: int) -> Context | None:

@@ -217,16 +217,15 @@ class CoarseTransformerWrapper(Stage):
 
         Give waves or tokens; `raw_wave_for_codec` is `raw_wave` unless the codec has another rate.
         """
-        q = self.transformer.num_coarse_quantizers
-        ids = self._given_ids(semantic_token_ids, raw_wave)
-        wave = raw_wave if raw_wave_for_codec is None else raw_wave_for_codec
-        coarse = self.codes(needed(wave, "coarse_token_ids"))[..., :q] if coarse_token_ids is None else coarse_token_ids
-        tokens = {
+        q, ids = self.transformer.num_coarse_quantizers, self._given_ids(semantic_token_ids, raw_wave)
+        codes = self._given_codes(
+            coarse_token_ids, semantic_token_ids, raw_wave, raw_wave_for_codec, "coarse_token_ids"
+        )
+        given = {
             "semantic_token_ids": ids,
-            "coarse_token_ids": by_frame(coarse, q),
-            "is_end": is_end,
+            "coarse_token_ids": by_frame(codes if coarse_token_ids is not None else codes[..., :q], q),
         }
-        given = {name: tokens[name] for name in ("semantic_token_ids", "coarse_token_ids")}
+        tokens = {**given, "is_end": is_end}
         condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
         semantic, coarse_logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
         weights = {"semantic": self.semantic_cross_entropy_loss_weight}
@@ -446,12 +445,10 @@ class DelayedTransformerWrapper(Stage):
         **options: Any,
     ) -> Any:
         """Logits `[b, t + q, q, v]`; with `return_loss` the loss, with `return_losses` that and its parts."""
-        q = self.transformer.num_quantizers
         ids = self._given_ids(semantic_token_ids, raw_wave)
-        wave = raw_wave if raw_wave_for_codec is None else raw_wave_for_codec
-        codes = (self.codes(needed(wave, "token_ids")) if token_ids is None else token_ids)[..., :q]
-        tokens = {"semantic_token_ids": ids, "token_ids": codes, "is_end": is_end}
-        given = {name: tokens[name] for name in ("semantic_token_ids", "token_ids")}
+        codes = self._given_codes(token_ids, semantic_token_ids, raw_wave, raw_wave_for_codec, "token_ids")
+        given = {"semantic_token_ids": ids, "token_ids": codes[..., : self.transformer.num_quantizers]}
+        tokens = {**given, "is_end": is_end}
         condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
         logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
         if not (return_loss or return_losses):

@@ -8,7 +8,7 @@ Letters: b batch, n tokens, m context tokens, d features, t text tokens, e text 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange, repeat
@@ -16,20 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.text import ByteTextEncoder, PretrainedTextEncoder, build_text_encoder
+from helicon.models.text.conditioning import Context, TextConditioned, stacked
 from helicon.nn.attention import ContextKeys
 from helicon.nn.network import Network
-from helicon.nn.norms import RMSNorm
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import FeedForward, run_layer
 from helicon.nn.transformer import Transformer as Layers
-
-
-class Context(NamedTuple):
-    """What the tokens are conditioned on; where `mask` is False there is nothing."""
-
-    embeddings: Tensor  # [b, m, d]
-    mask: Tensor  # [b, m]
 
 
 def place_features(height: int, width: int, dim: int, device: torch.device | None = None) -> Float[Tensor, "n d"]:
@@ -47,18 +39,6 @@ def place_features(height: int, width: int, dim: int, device: torch.device | Non
     down = repeat(along(height), "h wave s -> h w wave s", w=width)
     across = repeat(along(width), "w wave s -> h w wave s", h=height)
     return rearrange([down, across], "side h w wave s -> (h w) (wave side s)")[:, :dim]
-
-
-def stacked(first: Context, second: Context) -> Context:
-    """Two contexts as one batch, the shorter padded with nothing."""
-    length = max(first.mask.shape[1], second.mask.shape[1])
-
-    def padded(context: Context) -> Context:
-        missing = length - context.mask.shape[1]
-        return Context(F.pad(context.embeddings, (0, 0, 0, missing)), F.pad(context.mask, (0, missing), value=False))
-
-    pairs = zip(padded(first), padded(second), strict=True)
-    return Context(*(torch.cat(pair) for pair in pairs))
 
 
 class Guided(Network):
@@ -90,13 +70,11 @@ class Guided(Network):
         )
 
 
-class Transformer(Guided):
+class Transformer(TextConditioned, Guided):
     """Token ids in, logits out."""
 
     has_mask_id: ClassVar[bool] = False  # whether there is one more token, the mask, where `add_mask_id` does not say
     default_dim_out: ClassVar[int | None] = None  # None: as many as there are tokens
-
-    text_encoder: ByteTextEncoder | PretrainedTextEncoder | None
 
     def __init__(
         self,
@@ -147,7 +125,11 @@ class Transformer(Guided):
         self.token_emb = nn.Embedding(num_tokens + has_mask_id, dim)
         self.cond_emb = None if cond_num_tokens is None else nn.Embedding(cond_num_tokens, dim)
         self.class_emb = None if num_classes is None else nn.Embedding(num_classes, dim)
-        self._build_text(t5_name, text_embed_dim)
+        if not self.condition_on_text and (t5_name is not None or text_embed_dim is not None):
+            raise ValueError("t5_name and text_embed_dim belong to condition_on_text=True")
+        if t5_name is not None and text_embed_dim is not None:
+            raise ValueError(f"t5_name={t5_name!r} reads texts, and text_embed_dim says they come embedded: give one")
+        self._build_text(dim, t5_name, text_embed_dim, self.condition_on_text)
         self.layers = Layers(
             dim,
             depth,
@@ -164,21 +146,6 @@ class Transformer(Guided):
         self._initialise_positions()
         self.self_cond_to_init_embed = FeedForward(dim) if self_cond else None
         self.to_logits = nn.Linear(dim, self.dim_out, bias=False)
-
-    def _build_text(self, t5_name: str | Mapping[str, Any] | None, text_embed_dim: int | None) -> None:
-        self.text_encoder, self.text_proj = None, None
-        if not self.condition_on_text:
-            if t5_name is not None or text_embed_dim is not None:
-                raise ValueError("t5_name and text_embed_dim belong to condition_on_text=True")
-            return
-        if text_embed_dim is None:
-            self.text_encoder = build_text_encoder(t5_name)
-            text_embed_dim = self.text_encoder.dim
-            if isinstance(self.text_encoder, PretrainedTextEncoder) and isinstance(t5_name, str):
-                self.arguments["t5_name"] = self.text_encoder.name  # a relative path would be lost elsewhere
-        elif t5_name is not None:
-            raise ValueError(f"t5_name={t5_name!r} reads texts, and text_embed_dim says they come embedded: give one")
-        self.text_proj = nn.Sequential(RMSNorm(text_embed_dim), nn.Linear(text_embed_dim, self.dim, bias=False))
 
     @torch.no_grad()
     def _initialise_positions(self) -> None:
@@ -197,40 +164,6 @@ class Transformer(Guided):
     def device(self) -> torch.device:
         return self.token_emb.weight.device
 
-    def read_texts(self, texts: Sequence[str], multiple_of: int = 1) -> dict[str, Tensor]:
-        """Texts as tensors, the keywords `forward` takes: tokens for the encoder that is trained along, or embeddings.
-
-        A compiled network must not see strings. `multiple_of` pads the length, so that it meets few different ones.
-        """
-        if self.text_encoder is None:
-            raise ValueError(
-                f"this {type(self).__name__} has no text encoder: "
-                + ("give text_embeds" if self.condition_on_text else "it does not take texts")
-            )
-        if isinstance(self.text_encoder, ByteTextEncoder):
-            ids, mask = self.text_encoder.tokenize(texts)
-            name, values = "text_ids", F.pad(ids, (0, -ids.shape[1] % multiple_of))
-        else:
-            embedded = self.text_encoder.encode(texts)
-            mask, name = embedded.mask, "text_embeds"
-            values = F.pad(embedded.embeddings, (0, 0, 0, -mask.shape[1] % multiple_of))
-        return {name: values, "text_mask": F.pad(mask, (0, -mask.shape[1] % multiple_of), value=False)}
-
-    def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b t e"]:
-        """Embeddings to give as `text_embeds`, zero where a text is padded."""
-        read = self.read_texts(texts)
-        return self._embedded_text(**read)[0]
-
-    def _embedded_text(
-        self, text_embeds: Tensor | None = None, text_mask: Tensor | None = None, text_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if text_ids is not None:
-            assert isinstance(self.text_encoder, ByteTextEncoder) and text_mask is not None
-            embedded = self.text_encoder.encode_tokens(text_ids, text_mask)
-            return embedded.embeddings, embedded.mask
-        assert text_embeds is not None
-        return text_embeds, (text_embeds != 0).any(dim=-1) if text_mask is None else text_mask
-
     def context(
         self,
         *,
@@ -243,17 +176,8 @@ class Transformer(Guided):
         keep: Bool[Tensor, "b"] | None = None,
     ) -> Context | None:
         """All that is given, as one sequence; None where nothing is. `keep` says which rows keep their text and class."""
-        found: list[Context] = []
-        if texts is not None:
-            given = self.read_texts(texts)
-            text_embeds, text_mask, text_ids = (given.get(name) for name in ("text_embeds", "text_mask", "text_ids"))
-        if text_embeds is not None or text_ids is not None:
-            if self.text_proj is None:
-                raise ValueError(
-                    f"this {type(self).__name__} does not take texts: build it with condition_on_text=True"
-                )
-            embeddings, mask = self._embedded_text(text_embeds, text_mask, text_ids)
-            found.append(Context(self.text_proj(embeddings), mask))
+        text = self.text_context(texts=texts, text_embeds=text_embeds, text_mask=text_mask, text_ids=text_ids)
+        found = [] if text is None else [text]
         if classes is not None:
             if self.class_emb is None:
                 raise ValueError(f"this {type(self).__name__} does not take classes: build it with num_classes")
@@ -378,19 +302,9 @@ class Transformer(Guided):
 
     def check_condition(self, cond_drop_prob: float = 0.0, **condition: Any) -> None:
         """Raises where a condition this network was built for is missing: it would learn without it and say nothing."""
-        given = [name for name in ("texts", "text_embeds", "text_ids") if condition.get(name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"give one of {' and '.join(given)}, not both")
-        if cond_drop_prob >= 1:
-            return
-        if self.condition_on_text and not given:
-            raise ValueError("this network reads texts: give texts or text_embeds (or cond_drop_prob=1 for none)")
-        if self.class_emb is not None and condition.get("classes") is None:
+        self.check_texts(cond_drop_prob, **condition)
+        if self.class_emb is not None and condition.get("classes") is None and cond_drop_prob < 1:
             raise ValueError("this network is conditioned on classes: give classes (or cond_drop_prob=1 for none)")
-
-    def draw_keep(self, rows: int, cond_drop_prob: float) -> Bool[Tensor, "b"] | None:
-        """Which rows keep their text and class, at random."""
-        return torch.rand(rows, device=self.device) >= cond_drop_prob if cond_drop_prob else None
 
     def forward_with_cond_scale(
         self,

@@ -47,6 +47,10 @@ class TextConditioned(Network):
     text_encoder: ByteTextEncoder | PretrainedTextEncoder | None
     text_proj: nn.Module | None
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def _build_text(
         self, dim: int, t5_name: str | Mapping[str, Any] | None, text_embed_dim: int | None, reads_texts: bool
     ) -> None:
@@ -137,7 +141,6 @@ class TextConditioned(Network):
         if self.text_proj is not None and not given and cond_drop_prob < 1:
             raise ValueError("this network reads texts: give texts or text_embeds (or cond_drop_prob=1 for none)")
 
-
-def draw_keep(rows: int, cond_drop_prob: float, device: torch.device) -> Bool[Tensor, "b"] | None:
-    """Which rows keep their condition, at random."""
-    return torch.rand(rows, device=device) >= cond_drop_prob if cond_drop_prob else None
+    def draw_keep(self, rows: int, cond_drop_prob: float) -> Bool[Tensor, "b"] | None:
+        """Which rows keep their condition, at random."""
+        return torch.rand(rows, device=self.device) >= cond_drop_prob if cond_drop_prob else None
