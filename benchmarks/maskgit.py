@@ -12,33 +12,18 @@ given alone. Captured steps are compared with the same steps one by one, token b
 
 import argparse
 import tempfile
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 
 import report
 from helicon import MaskGit, MaskGitTrainer, MaskGitTransformer, VQGanVAE
 from helicon.models.muse.generate import Filler
 
 STEPS, GUIDANCE = 18, 3.0
-
-# What a kernel (or, on a CPU, an operator) does, by what its name contains; the first that fits.
-KINDS = {
-    "compiled elementwise and norms": ("triton", "graph_0_cpp_fused"),
-    "attention": ("flash", "fmha", "attention", "sdpa"),
-    "convolution": ("conv", "cudnn", "fprop", "dgrad", "wgrad"),
-    "matrix product": ("gemm", "nvjet", "cutlass", "xmma", "aten::mm", "aten::addmm", "aten::bmm"),
-    "optimizer and averages": ("adam", "multi_tensor", "foreach"),
-    "sorting": ("sort", "topk", "radix"),
-    "random numbers": ("distribution", "uniform"),
-    "copies": ("memcpy", "memset", "copy"),
-}
 
 
 @dataclass(frozen=True)
@@ -79,31 +64,6 @@ class TokenData(torch.utils.data.Dataset):
         return {"ids": self.ids[index], "text_embeds": self.texts[index]}
 
 
-def profiled(title: str, work: Callable[[], object], rows: int = 15) -> None:
-    """Prints the kernels that took most of the time, and the share of each kind."""
-    with torch.profiler.profile() as profile:
-        work()
-        report.synchronize()
-    is_cuda = torch.cuda.is_available()
-    kind, time = (DeviceType.CUDA, "self_device_time_total") if is_cuda else (DeviceType.CPU, "self_cpu_time_total")
-    events = [
-        e for e in profile.key_averages() if e.device_type == kind and not getattr(e, "is_user_annotation", False)
-    ]
-    total = sum(getattr(event, time) for event in events)
-    print(f"\n{title}: {total / 1000:.1f} ms on the {'GPU' if is_cuda else 'CPU'}")
-    for event in sorted(events, key=lambda event: -getattr(event, time))[:rows]:
-        print(f"{getattr(event, time) / total:6.1%} {event.count:6} x  {event.key[:110]}")
-    shares: Counter[str] = Counter()
-    for event in events:
-        shares[_kind(event.key)] += getattr(event, time)
-    print("; ".join(f"{name} {share / total:.1%}" for name, share in shares.most_common()))
-
-
-def _kind(name: str) -> str:
-    lower = name.lower()
-    return next((kind for kind, parts in KINDS.items() if any(part in lower for part in parts)), "other")
-
-
 def time_training(transformer: MaskGitTransformer, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = MaskGitTrainer(
@@ -121,7 +81,7 @@ def time_training(transformer: MaskGitTransformer, size: Size, arguments: argpar
             seconds = report.seconds_of(ten_steps, arguments.repeats) / 10
             peak = report.peak_gib()
             if arguments.profile:
-                profiled("ten training steps", ten_steps)
+                report.profiled("ten training steps", ten_steps)
     return {
         "case": f"train, batch {size.batch} x {size.tokens} tokens" + (", no averages" if arguments.no_ema else ""),
         "tokens per second": size.batch * size.tokens / seconds,
@@ -159,7 +119,7 @@ def time_generation(maskgit: MaskGit, size: Size, batch: int, arguments: argpars
             }
         )
         if arguments.profile and len(rows) == 1:
-            profiled(f"{batch} pictures", make)
+            report.profiled(f"{batch} pictures", make)
     return rows
 
 

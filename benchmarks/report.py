@@ -1,15 +1,17 @@
-"""Shared by the benchmarks: timing on any device, what the hardware is, a table and a json file."""
+"""Shared by the benchmarks: timing on any device, where the time goes, what the hardware is, a table and a json file."""
 
 import json
 import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 
 
 def device() -> torch.device:
@@ -68,3 +70,41 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "" if value is None else str(value)
+
+
+# What a kernel (or, on a CPU, an operator) does, by what its name contains; the first that fits.
+KINDS = {
+    "compiled elementwise and norms": ("triton", "graph_0_cpp_fused"),
+    "attention": ("flash", "fmha", "attention", "sdpa"),
+    "convolution": ("conv", "cudnn", "fprop", "dgrad", "wgrad"),
+    "matrix product": ("gemm", "nvjet", "cutlass", "xmma", "aten::mm", "aten::addmm", "aten::bmm"),
+    "optimizer and averages": ("adam", "multi_tensor", "foreach"),
+    "sorting": ("sort", "topk", "radix"),
+    "random numbers": ("distribution", "uniform"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+
+
+def profiled(title: str, work: Callable[[], object], rows: int = 15) -> None:
+    """Prints the kernels that took most of the time, and the share of each kind."""
+    with torch.profiler.profile() as profile:
+        work()
+        synchronize()
+    is_cuda = torch.cuda.is_available()
+    kind, time = (DeviceType.CUDA, "self_device_time_total") if is_cuda else (DeviceType.CPU, "self_cpu_time_total")
+    events = [
+        e for e in profile.key_averages() if e.device_type == kind and not getattr(e, "is_user_annotation", False)
+    ]
+    total = sum(getattr(event, time) for event in events)
+    print(f"\n{title}: {total / 1000:.1f} ms on the {'GPU' if is_cuda else 'CPU'}")
+    for event in sorted(events, key=lambda event: -getattr(event, time))[:rows]:
+        print(f"{getattr(event, time) / total:6.1%} {event.count:6} x  {event.key[:110]}")
+    shares: Counter[str] = Counter()
+    for event in events:
+        shares[_kind(event.key)] += getattr(event, time)
+    print("; ".join(f"{name} {share / total:.1%}" for name, share in shares.most_common()))
+
+
+def _kind(name: str) -> str:
+    lower = name.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in lower for part in parts)), "other")

@@ -18,6 +18,8 @@ SMALL = {
     "engine_overhead": ["--blocks", "1", "--steps", "10"],
     "lfq_entropy": ["--bits", "4", "--tokens", "8", "--repeats", "1"],
     "maskgit": ["--tiny", "--repeats", "1", "--profile"],
+    "audiolm": ["--tiny", "--repeats", "1"],
+    "soundstream": ["--tiny", "--repeats", "1", "--profile"],
     "pictures": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--maskgit-minutes", "0.02", "--run", "run"],
 }
 

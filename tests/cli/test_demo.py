@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shlex
 import signal
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,10 +17,23 @@ from typer.testing import CliRunner, Result
 import helicon
 from helicon.cli import app
 from helicon.cli import demo as verb
-from helicon.cli.demo import DEMOS, MASKGIT, SAMPLES, TOKENIZER, Kind, captions_of
+from helicon.cli.demo import (
+    DEMOS,
+    MASKGIT,
+    SAMPLES,
+    SOUNDS_OF_EACH,
+    TOKENIZER,
+    Demo,
+    Kind,
+    captions_of,
+    captions_of_sounds,
+)
+from helicon.cli.steps import Stage, read_recipes
 from helicon.config import load_recipe
 from helicon.data.synthetic import SyntheticShapes
+from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.trainer import Trainer
+from helicon.models.audiolm.sounds import Sound
 from helicon.models.muse.pictures import Picture
 
 TINY = [
@@ -64,7 +80,7 @@ def test_interrupted_continued_shown_and_shown_again(monkeypatch: pytest.MonkeyP
             stopped = demo()
         assert stopped.exit_code == 130
         assert f"stopped by SIGINT at step {step + 1}, saved" in stopped.stdout
-        assert "The same command (helicon demo image ...) goes on with the demo from here." in stopped.stdout
+        assert "The same command (helicon demo image ...) goes on from here." in stopped.stdout
         assert not Path("runs/demo-image/index.html").exists()
         assert (Path("runs/demo-image") / stage / "checkpoints").is_dir()
 
@@ -150,8 +166,8 @@ def test_a_command_of_the_page_runs(finished: Path) -> None:
 
 
 def test_overrides_are_of_all_stages_or_of_one() -> None:
-    recipes = verb.read_recipes(
-        DEMOS[Kind.image].stages,
+    recipes = read_recipes(
+        DEMOS[Kind.image].steps,
         ["num_train_steps=3", "maskgit.batch_size=5", "tokenizer.trainer.batch_size=6", "data.image_size=24"],
         Path("x: y"),
     )
@@ -206,3 +222,87 @@ def test_pictures_are_counted_that_show_what_they_should() -> None:
     assert drawn.verdict(texts[1:4]).startswith("3 of 3 show the shape and the colour")
     assert drawn.verdict(texts[:1]).startswith("1 of 3 ")
     assert drawn.gallery(texts[:4]).count("<img ") == 6
+
+
+# ---------------------------------------------------------------------- sounds
+
+DEBUG = {"codec": "soundstream/debug", "semantic": "audiolm/semantic-debug", "delayed": "audiolm/delayed-debug"}
+BYTES = "{name: bytes, dim: 12, depth: 1, heads: 2, dim_head: 6, max_length: 48}"
+TINY_SOUNDS = [
+    *("data.num_samples=24", "batch_size=2", "num_train_steps=4", "log_every=1", "valid_frac=0.1"),
+    *("save_results_every=4", "save_model_every=2", "codec.model.strides=[8, 20]", "codec.model.discr_windows=[]"),
+    *("codec.model.use_local_attn=false", "kmeans.hours=0.005", "kmeans.clusters=8", "tokens.workers=0"),
+    *(
+        f"{name}.model.transformer.{key}"
+        for name in ("semantic", "delayed")
+        for key in ("has_condition=true", f"t5_name={BYTES}")
+    ),
+]
+
+
+def demo_of_sounds(*more: str, out: str = "a demo") -> Result:
+    """With the smallest recipes."""
+    small = [
+        replace(step, recipe=DEBUG[step.name]) if isinstance(step, Stage) else step for step in DEMOS[Kind.audio].steps
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DEMOS, Kind.audio, Demo(small, DEMOS[Kind.audio].show))
+        return CliRunner().invoke(app, ["demo", "audio", "--out", out, *TINY_SOUNDS, *more])
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    result = demo_of_sounds(out=str(folder / "a demo"))
+    assert result.exit_code == 0, result.output
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("[")] == [
+        *("codec:", "kmeans:", "tokens:", "semantic:", "delayed:", "audiolm:"),
+    ]
+    return folder / "a demo"
+
+
+def test_the_page_plays_sounds(heard: Path) -> None:
+    html = (heard / "index.html").read_text(encoding="utf-8")
+    captions = captions_of_sounds(0)
+    assert len(captions) == 6 and all(html.count(f"<figcaption>{caption}</figcaption>") == 1 for caption in captions)
+    assert html.count("<audio ") == 6 * SOUNDS_OF_EACH == len(list((heard / "sounds").glob("*.wav")))
+    assert html.count("<img ") == len(list((heard / "sounds").glob("*-spectrogram.png"))) + 1, "and the codec's own"
+    assert len(re.findall(r"<svg.*?</svg>", html, re.DOTALL)) == 4 and "no numbers yet" not in html
+    assert html.count("<polyline ") == 7 and "?</b>" not in html and " dB</b>" in html
+    assert html.count("are of the kind and the pitch asked for") == 1
+    links = re.findall(r'href="([^"]*)"', html)
+    assert len(links) >= 10 and all((heard / unquote(link)).exists() for link in links)
+    assert "<script" not in html and "http" not in html
+
+
+def test_the_commands_of_the_page_of_sounds_run(heard: Path) -> None:
+    html = unescape((heard / "index.html").read_text(encoding="utf-8"))
+    commands = re.findall(r"helicon (generate .*)", html)
+    assert len(commands) == 2 and "--text" in commands[0] and "--prompt" in commands[1]
+    for number, command in enumerate(commands):
+        result = CliRunner().invoke(
+            app, [*shlex.split(command.partition("</code>")[0]), "--samples", "1", "-o", f"{number}.wav"]
+        )
+        assert result.exit_code == 0, result.output
+        assert Path(f"{number}.wav").stat().st_size > 100
+
+
+def test_a_demo_that_is_shown_is_not_made_again(heard: Path) -> None:
+    page = heard / "index.html"
+    before = page.stat().st_mtime_ns
+    again = demo_of_sounds(out=str(heard))
+    assert again.exit_code == 0 and again.stdout.startswith("Open ") and page.stat().st_mtime_ns == before
+
+
+def test_sounds_are_counted_that_are_what_they_should_be() -> None:
+    sounds = SyntheticSounds(5, 16000)
+    Path("made").mkdir()
+    texts, lines = [sample["texts"] for sample in sounds], []
+    for number, sample in enumerate(sounds):
+        Sound(sample["audio"][None], 16000).write(Path(f"made/{number}.wav"))
+        lines.append({"path": f"{number}.wav", "text": texts[number] if number < 4 else texts[0], "seed": 0})
+    Path("made/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    heard = verb.Heard.read(Path("made"))
+    assert heard.verdict(texts[1:4]).startswith("3 of 3 are of the kind and the pitch")
+    assert heard.verdict(texts[:1]).startswith("1 of 2 ")
+    assert heard.gallery(texts[:4]).count("<audio ") == 5 == heard.gallery(texts[:4]).count("<img ")

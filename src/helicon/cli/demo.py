@@ -17,7 +17,7 @@ import typer
 from helicon.cli import page
 from helicon.cli.generate import MANIFEST, loaded
 from helicon.cli.page import Page
-from helicon.cli.pipeline import Bundle
+from helicon.cli.pipeline import Bundle, seconds_of
 from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work, make
 from helicon.cli.train import RECIPE_FILE
 
@@ -256,9 +256,8 @@ def show_sounds(work: Work) -> None:
     """Makes sounds for captions, and the page."""
     from helicon.models.audiolm.sounds import SoundMaker
 
-    data = work.recipes[SEMANTIC.name].data
-    captions = captions_of_sounds(data.get("seed", 0))
-    options = {"seconds": data["data_max_length_seconds"], **HOW_DRAWN}
+    captions = captions_of_sounds(work.recipes[SEMANTIC.name].data.get("seed", 0))
+    options: dict[str, Any] = {"seconds": seconds_of(work), **HOW_DRAWN}
     make(SoundMaker(loaded(work.home(AUDIOLM.name)), texts=captions, **options), SOUNDS_OF_EACH, work.home(SOUNDS))
     sound_page(work, captions, options).write(work.folder / PAGE)
 
@@ -276,7 +275,7 @@ def sound_page(work: Work, captions: Sequence[str], options: Mapping[str, float]
     shown = Page(
         "Sounds from words",
         "Three networks, trained one after the other on made-up sounds: the first learned to write a sound as a few codes for each "
-        "moment, the second what happens in a sound of which there is only a caption, the third to fill in the codes for that.",
+        "moment, the second to tell from a caption what happens in a sound, the third to write the codes for that.",
     )
     heard = Heard.read(work.home(SOUNDS))
     remark = f"{SOUNDS_OF_EACH} sounds for each caption, drawn with seed 0 and not chosen. {heard.verdict(captions)}"

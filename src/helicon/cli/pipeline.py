@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from helicon.cli.generate import loaded
+from helicon.cli.generate import MANIFEST, loaded
 from helicon.cli.steps import RECORD, Clusters, Stage, Step, Tokens, Work, make, replaced
 from helicon.config import ConfigError
 
@@ -82,6 +82,8 @@ def pipeline(
         raise ConfigError(
             "a pipeline is one process: for several, train its stages with `accelerate launch -m helicon train`"
         )
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ConfigError(f"--seconds {seconds:g} must be more than 0")
     request = Request(data, captions, seconds, size, delayed)
     work = Work.plan(f"helicon pipeline {kind}", out, PIPELINES[kind](request), overrides or ())
     claim(work, kind)
@@ -98,21 +100,14 @@ def claim(work: Work, kind: Kind) -> None:
         raise FileExistsError(f"{folder} holds a pipeline of another kind: choose another folder with -o")
     if not (folder / RECORD).is_file() and folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
-    work.record("kind", kind)
+    if not work.recorded:
+        work.record("kind", kind)
 
 
 # ---------------------------------------------------------------------- sounds with AudioLM
 
-
-CODEC, KMEANS, TOKENS, SEMANTIC, COARSE, FINE, DELAYED = (
-    "codec",
-    "kmeans",
-    "tokens",
-    "semantic",
-    "coarse",
-    "fine",
-    "delayed",
-)
+CODEC, KMEANS, TOKENS, AUDIOLM, SOUNDS = "codec", "kmeans", "tokens", "audiolm", "samples"
+SEMANTIC, COARSE, FINE, DELAYED = "semantic", "coarse", "fine", "delayed"
 
 
 def audiolm(request: Request) -> list[Step]:
@@ -134,8 +129,8 @@ def audiolm(request: Request) -> list[Step]:
         Clusters(KMEANS, request.data),
         Tokens(TOKENS, request.data, CODEC, KMEANS),
         *stages,
-        Bundle("audiolm", {"semantic_transformer": SEMANTIC, **_others(request.delayed)}),
-        Samples("samples", {"model": "audiolm", "texts": TOKENS}),
+        Bundle(AUDIOLM, {"semantic_transformer": SEMANTIC, **_others(request.delayed)}),
+        Samples(SOUNDS, {"model": AUDIOLM, "texts": TOKENS}),
     ]
 
 
@@ -155,6 +150,7 @@ class Bundle:
 
     def check(self, work: Work) -> None:
         work.options(self.name, inspect.Signature())
+        seconds_of(work)
 
     def is_done(self, work: Work) -> bool:
         return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._made_of(work)
@@ -188,15 +184,14 @@ class Samples:
     stands_on: Mapping[str, str]
 
     def title(self, work: Work) -> str:
-        return f"{SAMPLES} sounds"
+        return "what it makes"
 
     def check(self, work: Work) -> None:
         work.options(self.name, inspect.Signature())
 
     def is_done(self, work: Work) -> bool:
-        model = self.stands_on["model"]
-        is_of_it = work.recorded.get(self.name) == work.recorded.get(model)
-        return work.step(model).is_done(work) and is_of_it and work.home(self.name).is_dir()
+        is_of_the_model = work.recorded.get(self.name) == work.recorded.get(self.stands_on["model"])
+        return work.home(self.name).is_dir() and is_of_the_model
 
     def run(self, work: Work) -> None:
         from helicon.models.audiolm.sounds import SoundMaker
@@ -209,10 +204,13 @@ class Samples:
 
 def seconds_of(work: Work) -> float:
     """How much of a sound the stages have learned from at a time."""
-    return work.recipes[SEMANTIC].data["data_max_length_seconds"]
+    data = work.recipes[SEMANTIC].data
+    if data.get("data_max_length_seconds") is None:
+        raise ConfigError("how long sounds are must be told in seconds: give data_max_length_seconds to all stages")
+    return data["data_max_length_seconds"]
 
 
-def texts_of(work: Work, most: int = SAMPLES) -> list[str]:
+def texts_of(work: Work) -> list[str]:
     """Different texts of the data, from all over it; none, where the model reads none."""
     from helicon.data.dataset import BadFile
     from helicon.data.tokens import TokenCache
@@ -225,14 +223,14 @@ def texts_of(work: Work, most: int = SAMPLES) -> list[str]:
         with suppress(BadFile):
             found[cache[index]["texts"]] = None
     texts = list(found)
-    return texts[:: max(1, len(texts) // most)][:most]
+    return texts[:: max(1, len(texts) // SAMPLES)][:SAMPLES]
 
 
 def next_command(work: Work) -> str:
     """What makes more sounds."""
-    words = ["helicon", "generate", str(work.home("audiolm"))]
-    for text in texts_of(work, most=1):
-        words += ["--text", text]
+    first, *_ = (work.home(SOUNDS) / MANIFEST).read_text(encoding="utf-8").splitlines()
+    text = json.loads(first)["text"]
+    words = ["helicon", "generate", str(work.home(AUDIOLM)), *(["--text", text] if text else [])]
     return shlex.join([*words, "--samples", "8", f"seconds={seconds_of(work):g}"])
 
 

@@ -5,6 +5,7 @@ skipped, and one that was interrupted goes on where it was. So the same command 
 another list.
 """
 
+import gc
 import inspect
 import json
 import shutil
@@ -78,9 +79,6 @@ class Work:
     def home(self, name: str) -> Path:
         return self.folder / name
 
-    def step(self, name: str) -> Step:
-        return next(step for step in self.steps if step.name == name)
-
     def options(self, name: str, known: inspect.Signature, **defaults: Any) -> dict[str, Any]:
         """What a step without a recipe is to do, by its defaults and the overrides: `kmeans.clusters=100`."""
         given = dict(defaults)
@@ -108,10 +106,9 @@ class Work:
         partial.replace(self.folder / RECORD)
 
     def carry_out(self) -> None:
-        missing = [step for step in self.steps if not step.is_done(self)]
-        check_order(self.steps, missing, self.folder)
+        check_order(self)
         for number, step in enumerate(self.steps, 1):
-            if step not in missing:
+            if step.is_done(self):
                 continue
             typer.echo(f"[{number}/{len(self.steps)}] {step.name}: {step.title(self)}")
             try:
@@ -119,6 +116,7 @@ class Work:
             except (KeyboardInterrupt, SystemExit, typer.Exit):
                 typer.echo(f"The same command ({self.command} ...) goes on from here.")
                 raise
+            gc.collect()  # the memory that a trainer held is the next step's
 
 
 # ---------------------------------------------------------------------- runs from recipes
@@ -126,14 +124,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A run from a recipe."""
+    """A run from a recipe.
+
+    `stands_on` are keys of the recipe which name the folder of an earlier step, `settings` overrides of the pipeline itself.
+    """
 
     name: str
     recipe: str
-    stands_on: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys of the recipe, which name an earlier step's folder
-    settings: Sequence[str] = ()  # overrides of the pipeline itself
+    stands_on: Mapping[str, str] = field(default_factory=dict)
+    settings: Sequence[str] = ()
 
     def title(self, work: Work) -> str:
         return f"{self.recipe}, {work.recipes[self.name].note('time')}"
@@ -147,22 +146,17 @@ class Stage:
 
         home, recipe = work.home(self.name), work.recipes[self.name]
         steps = recipe.trainer["num_train_steps"]
-        return any(found.name >= folder_name(steps) for found in checkpoints(home)) and not self._differs(work)
+        return any(found.name >= folder_name(steps) for found in checkpoints(home)) and not self.differs(work)
 
     def run(self, work: Work) -> None:
-        if self.is_begun(work.folder) and (others := self._differs(work)):
-            raise ConfigError(
-                f"the {self.name} in {work.folder} was begun with another {others[0]}: give that again, "
-                "or a new folder with --out"
-            )
         run(work.recipes[self.name], results_folder=work.home(self.name), resume=True)
 
-    def is_begun(self, folder: Path) -> bool:
+    def is_begun(self, work: Work) -> bool:
         from helicon.engine.checkpoint import checkpoints
 
-        return bool(checkpoints(folder / self.name))
+        return bool(checkpoints(work.home(self.name)))
 
-    def _differs(self, work: Work) -> list[str]:
+    def differs(self, work: Work) -> list[str]:
         """The settings that a run in the folder was begun with otherwise; how long it lasts is none of them."""
         begun, now = load_recipe(work.home(self.name) / RECIPE_FILE), work.recipes[self.name]
         found = ["trains"] if begun.trains != now.trains else []
@@ -191,15 +185,20 @@ def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) 
     return found
 
 
-def check_order(steps: Sequence[Step], missing: Sequence[Step], folder: Path) -> None:
-    """A step that others were trained on already must not be changed under them. (A token cache may: it is brought up to date.)"""
-    begun = [step for step in steps if isinstance(step, Stage) and step.is_begun(folder)]
-    for step in missing:
+def check_order(work: Work) -> None:
+    """What was begun goes on as it was, and what others were trained on stays as it is. (A token cache is brought up to date.)"""
+    begun = [step for step in work.steps if isinstance(step, Stage) and step.is_begun(work)]
+    remedy = "or a new folder with --out"
+    for step in (step for step in work.steps if not step.is_done(work)):
         on_it = [later for later in begun if step.name in later.stands_on.values()]
         if on_it and not isinstance(step, Tokens):
             raise ConfigError(
-                f"the {on_it[0].name} in {folder} was trained on a {step.name} with other settings: give those again, "
-                "or a new folder with --out"
+                f"the {on_it[0].name} in {work.folder} was trained on a {step.name} with other settings: give those again, "
+                + remedy
+            )
+        if isinstance(step, Stage) and step in begun and (others := step.differs(work)):
+            raise ConfigError(
+                f"the {step.name} in {work.folder} was begun with another {others[0]}: give that again, {remedy}"
             )
 
 

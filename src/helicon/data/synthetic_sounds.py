@@ -26,7 +26,7 @@ PITCHES = {"low": (200.0, 270.0), "middle": (600.0, 810.0), "high": (1800.0, 243
 DIRECTIONS = ("rising", "falling")  # of chirps; everything else is steady
 LOUDNESSES = {"soft": (0.04, 0.07), "loud": (0.4, 0.7)}  # the peak
 LENGTHS = {"tone": (0.7, 0.9), "chirp": (0.7, 0.9), "pluck": (0.75, 0.95), "noise burst": (0.3, 0.45)}  # of the clip
-DURATIONS = {"short": (0.4, 0.5), "long": (0.8, 0.9)}  # the same, where the caption tells
+DURATIONS = {"short": (0.4, 0.5), "medium": (0.6, 0.7), "long": (0.8, 0.9)}  # the same, where the caption tells
 SPREAD = math.sqrt(2)  # a chirp begins and ends half an octave from its middle
 NUM_HARMONICS = 6  # of a pluck
 DECAY = 0.18  # of the clip, in which a pluck falls to 1 / e
@@ -46,7 +46,7 @@ class SoundAttributes:
     peak: float
     begin: float  # as a part of the clip
     length: float
-    duration: str = ""  # short, long; empty where the caption does not tell
+    duration: str = ""  # short, medium, long; empty where the caption does not tell
 
     @property
     def caption(self) -> str:

@@ -475,11 +475,11 @@ def test_guidance_is_heard() -> None:
             stage = KINDS[name].stage(KINDS[name].build(**options))
             fixed: dict[str, Any] = {"text": TEXTS, "temperature": 0.0}
             if name == "semantic":
-                fixed |= {"max_length": 12}
+                fixed |= {"max_length": 8}
             elif name == "fine":
                 fixed |= {"coarse_token_ids": ALL_CODES[..., :COARSE]}
             else:
-                fixed |= {"semantic_token_ids": IDS, "max_time_steps": 6}
+                fixed |= {"semantic_token_ids": IDS, "max_time_steps": 4}
             weak, strong = (stage.generate(**fixed, cond_scale=scale) for scale in (1.0, 8.0))
             assert weak.shape != strong.shape or not torch.equal(weak, strong), (name, options)
 

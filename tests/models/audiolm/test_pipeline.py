@@ -300,6 +300,11 @@ def test_a_conditioner_reads_the_texts_of_all_stages() -> None:
         ),
         ({"fine_transformer": ("fine", {"num_coarse_quantizers": 1})}, "num_coarse_quantizers=2 and the fine one 1"),
         ({"coarse_transformer": ("delayed", {})}, "a delayed one stands in the place of both"),
+        ({"fine_max_frames": 1}, "fine_max_frames=1 must be at least 2"),
+        (
+            {"coarse_transformer": ("delayed", {}), "fine_transformer": None, "fine_max_frames": 4},
+            "fine_max_frames=4 must be at least 2, and belongs to a fine_transformer",
+        ),
     ],
 )
 def test_stages_that_do_not_belong_together_are_refused(changes: dict[str, Any], sentence: str) -> None:

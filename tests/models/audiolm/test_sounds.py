@@ -191,7 +191,7 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
         ("short", ["--prompt", "nowhere.wav"], "--prompt nowhere.wav is not there: name a sound file"),
         ("short", ["--prompt", "words.wav"], "words.wav: not a readable sound"),
         ("short", ["--prompt", "click.wav"], "click.wav lasts 0.010 s, and the model needs 0.020 s to hear anything"),
-        ("short", ["--prompt", "voice.wav", "seconds=0.2"], "voice.wav lasts 0.30 s, and the sound that begins with it 0.20 s: give more, as in seconds=5"),
+        ("short", ["--prompt", "voice.wav", "seconds=0.2"], "voice.wav lasts 0.30 s, and the sound that begins with it 0.20 s: give more"),
         ("deaf", ["--coarse", "@deaf-delayed", "--prompt", "voice.wav"], "the stages were trained without their semantic tokenizer, "),
         ("short", ["--image", "voice.wav"], "--image is nothing for the network in {}: leave it out"),
         ("short", ["-o", "out.png"], "out.png would be a .png file, and what is made here is .wav or .flac or .ogg; "),

@@ -120,13 +120,18 @@ def test_a_frozen_encoder_gives_embeddings_that_can_be_learned_from(
 
 
 def test_inference_tensors_can_be_learned_from() -> None:
+    """No layer sees one. (Those that keep their input for the backward pass, as norms do on a GPU, would refuse it.)"""
     network = Reader(text_embed_dim=5)
+    assert network.text_proj is not None
+    network.text_proj.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
+    kept: list[Tensor] = []
     with torch.inference_mode():
         embeds = torch.randn(2, 3, 5)
     context = network.text_context(text_embeds=embeds)
     assert context is not None
     context.embeddings.square().sum().backward()
     assert all(weight.grad is not None for weight in network.parameters())
+    assert not kept[0].is_inference()
 
 
 def test_a_missing_or_doubled_text_is_named() -> None:

@@ -127,6 +127,10 @@ class AudioLM(Network):
                 f"the semantic transformer has num_semantic_tokens={semantic.num_semantic_tokens} and the next one "
                 f"{coarse.num_semantic_tokens}: they were trained on different tokenizers"
             )
+        if self.fine_max_frames is not None and (self.fine is None or self.fine_max_frames < 2):
+            raise ValueError(
+                f"fine_max_frames={self.fine_max_frames} must be at least 2, and belongs to a fine_transformer"
+            )
         if self.fine is None or isinstance(coarse, DelayedTransformer):
             return
         fine = self.fine.transformer
