@@ -7,7 +7,16 @@ import scipy.signal
 import torch
 
 from helicon.data.loader import Loader
-from helicon.data.synthetic_sounds import DIRECTIONS, KINDS, LOUDNESSES, PITCHES, SyntheticSounds, _decay, _sine
+from helicon.data.synthetic_sounds import (
+    DIRECTIONS,
+    DURATIONS,
+    KINDS,
+    LOUDNESSES,
+    PITCHES,
+    SyntheticSounds,
+    _decay,
+    _sine,
+)
 
 
 def test_the_same_sound_on_every_machine():
@@ -94,9 +103,41 @@ def test_held_out_pairs_never_appear_and_can_be_asked_for():
     assert {(words.kind, words.pitch) for words in map(test.attributes, range(100))} == set(held_out)
 
 
+def test_a_pair_may_name_a_direction_and_a_duration():
+    words = {"kinds": ["tone", "chirp"], "loudnesses": ["loud"], "durations": ["short", "long"]}
+    held_out = [("rising chirp", "low"), ("short tone", "high"), ("long falling chirp", "middle"), ("chirp", "high")]
+    train, test = SyntheticSounds(1000, held_out=held_out, **words), SyntheticSounds(500, only=held_out, **words)
+    seen, unseen = ({data.attributes(index).caption for index in range(len(data))} for data in (train, test))
+    assert unseen == {
+        "a loud short rising chirp, low pitch",
+        "a loud long rising chirp, low pitch",
+        "a loud short steady tone, high pitch",
+        "a loud long falling chirp, middle pitch",
+        *(f"a loud {words}, high pitch" for words in ("short rising chirp", "long rising chirp")),
+        *(f"a loud {words}, high pitch" for words in ("short falling chirp", "long falling chirp")),
+    }
+    assert len(seen) == 18 - len(unseen) and not seen & unseen
+
+
+def test_sounds_last_as_long_as_their_captions_say():
+    data = SyntheticSounds(60, 8000, 0.5, durations=list(DURATIONS))
+    for index in range(60):
+        words = data.attributes(index)
+        shortest, longest = DURATIONS[words.duration]
+        assert shortest <= words.length <= longest and f" {words.duration} " in words.caption
+        heard = data[index]["audio"].nonzero().flatten()
+        assert (heard[-1] - heard[0]).item() / 4000 == pytest.approx(words.length, abs=0.03)
+
+
 def test_what_cannot_be_made_is_refused():
     with pytest.raises(ValueError, match=r"\('tone', 'deep'\) is no pair of a kind \(tone, .*low"):
         SyntheticSounds(3, held_out=[("tone", "deep")])
+    for pair in (("short tone", "low"), ("rising tone", "low"), ("pluck", "low")):
+        with pytest.raises(ValueError, match=r"is no pair of a kind \(tone, chirp\)"):
+            SyntheticSounds(3, held_out=[pair], kinds=["tone", "chirp"])
+    for options in ({"kinds": ["bell"]}, {"kinds": []}, {"loudnesses": ["quiet"]}, {"durations": ["brief"]}):
+        with pytest.raises(ValueError, match=r"give a list of at least one of (tone|soft|short)"):
+            SyntheticSounds(3, **options)
     with pytest.raises(ValueError, match="leave at least one"):
         SyntheticSounds(3, held_out=[("tone", "low")], only=[("tone", "low")])
     with pytest.raises(ValueError, match="num_samples=0"):

@@ -1,10 +1,11 @@
-"""Defects of the reference package's semantic, coarse and fine transformers and of AudioLM (A, 1 and 23 to 37)."""
+"""Defects of the reference package's semantic, coarse and fine transformers and of AudioLM and their trainers (A: 1, 2, 19 and 23 to 37)."""
 
 from defect_list.entry import Defect, Edit
 
 TRANSFORMERS, STAGE = "models/audiolm/transformers.py", "models/audiolm/stage.py"
 WRAPPERS, GENERATE = "models/audiolm/wrappers.py", "models/audiolm/generate.py"
 PIPELINE, CONDITIONING = "models/audiolm/pipeline.py", "models/text/conditioning.py"
+TASK, TRAINERS = "models/audiolm/task.py", "models/audiolm/trainers.py"
 ATTENTION, DECODE, SOUNDSTREAM = "nn/attention.py", "nn/decode.py", "models/soundstream/model.py"
 
 TESTS = "models/audiolm"
@@ -39,6 +40,43 @@ DEFECTS = [
             ),
         ),
         (f"{LEARNING}::test_the_owners_mode_decides",),
+    ),
+    Defect(
+        "A-1",
+        "and nothing is forgotten any more: training goes on in the mode of the validation",
+        (
+            Edit(
+                STAGE,
+                "return self.mask_prob if self.training else 0.0",
+                "return self.mask_prob if self.transformer.training != self.training else 0.0",
+            ),
+        ),
+        (f"{TESTS}/test_trainers.py::test_training_goes_on_as_before_after_a_validation",),
+    ),
+    Defect(
+        "A-2",
+        "the fine transformer is run past the wrapper that shares gradients: every process trains its own",
+        (Edit(TASK, 'return self.networks["model"](', "return self.model("),),
+        (f"{TESTS}/test_trainers.py::test_both_processes_train_one_fine_transformer",),
+    ),
+    Defect(
+        "A-19",
+        "token ids find no place in a batch",
+        (Edit(TRAINERS, '        "token_ids": Field(_tensor(False, 3), "an integer tensor [b, t, q]"),\n', ""),),
+        (f"{TESTS}/test_trainers.py::test_embedded_texts_are_told_from_waves",),
+    ),
+    Defect(
+        "A-19",
+        "what a coarse trainer's tuples hold is told by their order alone, and a text goes to the codec",
+        (
+            Edit(
+                TRAINERS,
+                "        audio_conditioner: Any = None,\n        ds_fields: Sequence[str] | None = None,\n",
+                "        audio_conditioner: Any = None,\n"
+                '        ds_fields: Sequence[str] | None = ("raw_wave", "raw_wave_for_codec", "text"),\n',
+            ),
+        ),
+        (f"{TESTS}/test_trainers.py::test_tuples_are_waves_tokens_and_texts_by_name_or_type",),
     ),
     Defect(
         "A-23",

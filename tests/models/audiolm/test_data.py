@@ -109,6 +109,8 @@ def test_made_up_sounds_are_the_same_sound_at_every_rate(rates: dict[str, int]) 
         np.testing.assert_allclose(sample[lowest].numpy(), expected, atol=1e-6)
         assert sample["texts"] == known["texts"] and sample["is_end"] is True
         assert "sample_hz" not in sample
+    chosen = training_audio("synthetic", num_samples=7, sounds={"kinds": ["pluck"]}).at(rates)
+    assert all(" pluck, " in chosen[index]["texts"] for index in range(7))
     in_samples = training_audio("synthetic", data_max_length=9000, num_samples=7, seed=3).at(RATES)
     assert in_samples[0]["raw_wave"].shape == (9000,)
 

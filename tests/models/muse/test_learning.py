@@ -70,8 +70,8 @@ def share_right(pictures: torch.Tensor, asked: SyntheticShapes) -> float:
 
 @pytest.mark.slow
 def test_maskgit_draws_the_shape_and_the_colour_its_caption_names_also_pairs_it_has_never_seen(tokenizer: Path) -> None:
-    """Chance is one in 48. Measured over 100 pictures each, in two runs: 94 and 95 % for pairs it has seen, 98 and 85 % for those it
-    has not (one pair, white triangles, came out as rings), 2 to 3 % without caption."""
+    """Chance is one in 40. Measured in two runs of 100 pictures each that held out a ring as well: all of the pairs it has seen, and 75
+    of 75 of these four; 2 to 3 % without caption. The ring in an unseen colour lost its hole in 4 and 7 of 25."""
     train("muse/maskgit-demo", "run", f"vae={tokenizer}", "save_results_every=1400", "save_model_every=1400")
     maskgit = helicon.load("run")
     assert isinstance(maskgit, MaskGit)
@@ -104,7 +104,7 @@ def scaled(images: torch.Tensor, size: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_super_resolution_beats_bicubic_upsampling_on_pictures_never_seen(tokenizer: Path) -> None:
-    """From 4 to 32 pixels, with the caption. Measured: 21.7 dB, bicubic 18.6 dB; given the small pictures of others, 17 dB."""
+    """From 4 to 32 pixels, with the caption. Measured: 22.5 dB, bicubic 17.9 dB; given the small pictures of others, 10.5 dB."""
     options = {
         "optimizer": "muon",
         "optimizer_kwargs": {"ns_steps": 3},
@@ -147,5 +147,5 @@ def test_super_resolution_beats_bicubic_upsampling_on_pictures_never_seen(tokeni
         return float(psnr(maskgit.generate(captions, cond_images=low_resolution, **how), images).mean())
 
     bicubic = F.interpolate(small, (32, 32), mode="bicubic").clamp(0, 1)
-    assert quality(small) >= float(psnr(bicubic, images).mean()) + 1.5
-    assert quality(small.roll(1, dims=0)) <= quality(small) - 2, "the small picture does not matter"
+    assert quality(small) >= float(psnr(bicubic, images).mean()) + 2.5
+    assert quality(small.roll(1, dims=0)) <= quality(small) - 5, "the small picture does not matter"

@@ -185,6 +185,12 @@ def test_what_cannot_be_trained_on_is_told_in_one_sentence(options: dict[str, An
 def test_the_data_of_recipes():
     made_up = training_sounds("synthetic", sample_hz=HZ, data_max_length=4000, num_samples=3, seed=1)
     assert len(made_up) == 3 and made_up[0]["audio"].shape == (4000,)
+    chosen = training_sounds("synthetic", sounds={"kinds": ["pluck"], "held_out": [["pluck", "low"]]})
+    assert chosen.pairs == [("pluck", "middle"), ("pluck", "high")]
+    with pytest.raises(ValueError, match=r"data.sounds chooses among made-up sounds, and the source is sounds"):
+        training_sounds("sounds", sounds={"kinds": ["pluck"]})
+    with pytest.raises(ValueError, match=r"data.sounds"):
+        training_sounds("synthetic", sounds={"colours": ["red"]})
     files = training_sounds(folder_of_sounds(hz=2 * HZ), sample_hz=HZ, data_max_length_seconds=0.02, channels=2)
     assert files[0]["audio"].shape == (2, 160)
     assert trainer(dataset=files, model=tiny(input_channels=2)).feed.train.dataset is files

@@ -44,6 +44,7 @@ from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
 from helicon.models.semantic.tokenizer import SemanticTokenizer
 from helicon.models.soundstream.codecs import Codec
 from helicon.models.soundstream.model import SoundStream
+from helicon.models.soundstream.trainers import sound_choices
 from helicon.nn.network import Network
 
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
@@ -79,6 +80,7 @@ def training_audio(
     end_prob: float = END_PROB,
     num_samples: int = 10_000,
     seed: int = 0,
+    sounds: Mapping[str, Any] | None = None,
 ) -> "AudioSource | TokenCache":
     """The `data` section of a recipe: a folder or manifest of sounds, the made-up ones of `synthetic`, or the token cache of either
     (`helicon tokenize`), which is read as it is.
@@ -88,12 +90,23 @@ def training_audio(
         captions, text_column: where the texts are.
         end_prob: how often a crop is the last of its recording.
         num_samples, seed: how many made-up sounds there are, and which.
+        sounds: what they are chosen from, keywords of `SyntheticSounds`. (A cache was made with those.)
     """
     found = AudioSource(
-        source, data_max_length, data_max_length_seconds, captions, text_column, end_prob, num_samples, seed
+        source,
+        data_max_length,
+        data_max_length_seconds,
+        captions,
+        text_column,
+        end_prob,
+        num_samples,
+        seed,
+        sounds=sounds,
     )
     cache = found.cache()
-    return found if cache is None else cache
+    if cache is not None:
+        return cache
+    return replace(found, sounds=sound_choices(source, sounds))
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,7 @@ class AudioSource:
     num_samples: int = 10_000
     seed: int = 0
     ds_fields: Sequence[str] | None = None
+    sounds: Mapping[str, Any] | None = None
 
     def at(self, rates: Mapping[str, int], channels: int = 1, least: int = 1, segments: bool = False) -> Any:
         """The samples, at the rate of each entry; all of a sample come from one read.
@@ -135,7 +149,7 @@ class AudioSource:
             return None
         cache = self.source if isinstance(self.source, TokenCache) else TokenCache(self.source)
         recorded = cache.index.arguments
-        for name in ("data_max_length", "data_max_length_seconds", "captions"):
+        for name in ("data_max_length", "data_max_length_seconds", "captions", "sounds"):
             value = getattr(self, name)
             if value is not None and recorded.get(name) != value:
                 raise ValueError(
@@ -186,7 +200,7 @@ class AudioSource:
         seconds = self.data_max_length_seconds or 1.0
         if self.data_max_length is not None:
             seconds = self.data_max_length / sample_hz
-        return SyntheticSounds(self.num_samples, sample_hz, seconds, self.seed)
+        return SyntheticSounds(self.num_samples, sample_hz, seconds, self.seed, **(self.sounds or {}))
 
 
 def sounds_for(

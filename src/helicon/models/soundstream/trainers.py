@@ -1,7 +1,7 @@
 """The codec's trainer: how its data is found, and the defaults it trains with. The loop is the engine's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from helicon.config import check, signature_without
 from helicon.data.audio import Recordings, TensorAudio, audio_data
 from helicon.data.fields import TEXT, Field, route
 from helicon.data.paired import CaptionSource
@@ -56,6 +57,7 @@ def training_sounds(
     text_column: str = "text",
     num_samples: int = 10_000,
     seed: int = 0,
+    sounds: Mapping[str, Any] | None = None,
 ) -> Any:
     """The `data` section of a recipe: a folder or manifest of sounds, or the made-up ones of `synthetic`.
 
@@ -64,12 +66,14 @@ def training_sounds(
         data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples or in seconds.
         captions, text_column: where the texts are, for families that learn from them too.
         num_samples, seed: how many made-up sounds there are, and which.
+        sounds: what they are chosen from, keywords of `SyntheticSounds`.
     """
+    choices = sound_choices(source, sounds)
     if source == "synthetic":
         _check_length(data_max_length, data_max_length_seconds, sample_hz, SHORTEST)
         if data_max_length is not None:
             data_max_length_seconds = data_max_length / sample_hz
-        return SyntheticSounds(num_samples, sample_hz, data_max_length_seconds or 1.0, seed)
+        return SyntheticSounds(num_samples, sample_hz, data_max_length_seconds or 1.0, seed, **choices)
     _check_length(data_max_length, data_max_length_seconds, sample_hz)
     return audio_data(
         source,
@@ -79,6 +83,17 @@ def training_sounds(
         channels=channels,
         captions=captions,
         text_column=text_column,
+    )
+
+
+def sound_choices(source: Any, sounds: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What made-up sounds are chosen from, once it is seen that there are such choices, and that the sounds are made up."""
+    if sounds is None:
+        return {}
+    if source != "synthetic":
+        raise ValueError(f"data.sounds chooses among made-up sounds, and the source is {source}: leave it out")
+    return check(
+        signature_without(SyntheticSounds, "num_samples", "sample_hz", "seconds", "seed"), sounds, "data.sounds"
     )
 
 
