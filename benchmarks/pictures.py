@@ -22,7 +22,6 @@ import argparse
 import json
 import random
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 import report
+from budget import Deadline, curves, train_for
 from helicon import MaskGit, MaskGitTrainer, MaskGitTransformer, VQGanVAE, VQGanVAETrainer
 from helicon.data.files import read_manifest
 from helicon.data.image import to_channels, to_tensor
@@ -50,7 +50,6 @@ from helicon.nn.network import load_network
 HELD_OUT = 0.1
 GUIDANCE = (1.0, 3.0)  # of the samples; those of the last are shown
 ADVERSARY_FROM = 0.6  # of the tokenizer's steps
-IMPORTS = 20  # seconds that a command has spent before it can look at the clock
 RESERVE = {"tokenizer": 40, "maskgit": 90}  # seconds for judging and saving
 ACROSS, SHEETS = 8, 4  # captions in a row of the samples, and rows
 
@@ -254,68 +253,6 @@ def judge_features(experiment: Experiment) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- training for a time
 
 
-class Deadline:
-    """The seconds a stage may train: its minutes, or less where its budget is spent before."""
-
-    def __init__(self, start: float, minutes: float, budget: float | None, reserve: float):
-        self.training = 60 * minutes
-        self.end = None if budget is None else start + budget - IMPORTS - reserve
-
-    def seconds(self) -> float:
-        left = self.training if self.end is None else min(self.training, self.end - time.monotonic())
-        if left <= 0:
-            raise SystemExit("nothing is left of the time to train: raise --budget-seconds or the minutes")
-        return left
-
-
-def train_for(
-    deadline: Deadline, size: Size, build: Callable[..., Trainer], adversary_from: float = 1.0
-) -> tuple[Trainer, dict[str, Any]]:
-    """Trains as many steps as fit, and says how many those were.
-
-    A trainer that is thrown away measures the steps, those with the adversary apart; the weights are then put back. It also
-    compiles: the network is the same, so the second trainer finds everything compiled.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        probe = build(10**6, 2 * size.probe, Path(folder) / "probe")
-        model = probe.task.model
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with probe.session():
-            plain = _seconds_a_step(probe, size.probe)
-            mean = plain
-            if adversary_from < 1:
-                mean = adversary_from * plain + (1 - adversary_from) * _seconds_a_step(probe, size.probe)
-            probe.validate()
-        model.load_state_dict(before)
-    del probe, before
-    seconds = deadline.seconds()
-    steps = max(10, int(0.97 * seconds / mean))
-    trainer = build(steps + 1, int(adversary_from * steps), None)  # a last step would save and sample
-    end, start = time.monotonic() + seconds, time.monotonic()
-    with trainer.session():
-        while trainer.step < steps and time.monotonic() < end:
-            trainer.train_step()
-        report.synchronize()
-    took = time.monotonic() - start
-    return trainer, {
-        "steps": trainer.step,
-        "of": steps,
-        "minutes": took / 60,
-        "ms per step": 1000 * took / trainer.step,
-    }
-
-
-def _seconds_a_step(trainer: Trainer, steps: int) -> float:
-    for _ in range(steps):
-        trainer.train_step()
-    report.synchronize()
-    start = time.monotonic()
-    for _ in range(steps):
-        trainer.train_step()
-    report.synchronize()
-    return (time.monotonic() - start) / steps
-
-
 def options(steps: int, run: Path) -> dict[str, Any]:
     """What both trainings have in common."""
     return {
@@ -341,7 +278,7 @@ def train_tokenizer(experiment: Experiment, deadline: Deadline) -> list[dict[str
             discr_start_step=adversary, apply_grad_penalty_every=16, **options(steps, run or experiment.run / "tokenizer-run"),
         )  # fmt: skip
 
-    trainer, how = train_for(deadline, size, build, ADVERSARY_FROM)
+    trainer, how = train_for(deadline, size.probe, build, ADVERSARY_FROM)
     real = held_out.floats(device)
     exactly = torch.autocast(device.type, enabled=False)  # as the MaskGit's pictures are tokenised
     with trainer.inference(), exactly, torch.compiler.set_stance("force_eager"):  # the last batch is smaller
@@ -391,7 +328,7 @@ def train_maskgit(experiment: Experiment, deadline: Deadline) -> list[dict[str, 
             **options(steps, run or experiment.run / "maskgit-run"),
         )  # fmt: skip
 
-    trainer, how = train_for(deadline, size, build)
+    trainer, how = train_for(deadline, size.probe, build)
     maskgit.filler = Filler(compile=False)  # for few pictures of several lengths of text
     distance, rows = distance_to_held_out(experiment), []
     quality = trainer.validate()
@@ -437,30 +374,6 @@ def sample_sheet(held_out: Pictures, made: Tensor) -> Image.Image:
         whole.paste(sheet, (0, top))
         top += sheet.height + 12
     return whole
-
-
-def curves(run: Path, names: Sequence[str], width: int = 480, height: int = 240) -> Image.Image:
-    """A panel for each of the numbers a run logged, over its steps; the last value is written beside its name."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    font, margin = ImageFont.load_default(12), 24
-    sheet = Image.new("RGB", (width * len(names), height), "white")
-    draw = ImageDraw.Draw(sheet)
-    for panel, name in enumerate(names):
-        points = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), (int, float))]
-        if not points:
-            continue
-        (left, right), values = (points[0][0], points[-1][0]), sorted(value for _, value in points)
-        low, high = values[0], values[int(0.98 * (len(values) - 1))]  # the very first losses would flatten the rest
-        place = lambda step, value, left=left, right=right, low=low, high=high, panel=panel: (
-            panel * width + margin + (step - left) / max(1, right - left) * (width - 2 * margin),
-            height - margin - (min(value, high) - low) / max(1e-9, high - low) * (height - 2 * margin),
-        )
-        draw.line([place(*point) for point in points], fill=(31, 119, 180), width=2)
-        draw.text((panel * width + margin, 4), f"{name}: {points[-1][1]:.4g}", fill="black", font=font)
-        draw.text(
-            (panel * width + margin, height - margin + 4), f"{low:.3g} to {high:.3g}, {right} steps", "grey", font
-        )
-    return sheet
 
 
 CURVES = {

@@ -20,12 +20,16 @@ SMALL = {
     "maskgit": ["--tiny", "--repeats", "1", "--profile"],
     "audiolm": ["--tiny", "--repeats", "1"],
     "soundstream": ["--tiny", "--repeats", "1", "--profile"],
+    "speech": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
     "pictures": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--maskgit-minutes", "0.02", "--run", "run"],
 }
 
 
+EXPERIMENTS = ("pictures", "speech")  # which write a folder
+
+
 def test_every_script_is_in_the_list() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} - {"report"} == SMALL.keys()
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"report", "budget"} == SMALL.keys()
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -38,10 +42,10 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_prints_a_table_and_writes_its_numbers(name: str, tmp_path: Path) -> None:
-    out = tmp_path / ("out" if name == "pictures" else "out.json")
+    out = tmp_path / ("out" if name in EXPERIMENTS else "out.json")
     done = run(f"{name}.py", *SMALL[name], "--out", out)
     assert done.returncode == 0, done.stderr
-    report = json.loads((out / "report.json" if name == "pictures" else out).read_text())
+    report = json.loads((out / "report.json" if name in EXPERIMENTS else out).read_text())
     assert report["rows"] and report["hardware"]["torch"] and "|---|" in done.stdout
 
 

@@ -40,7 +40,7 @@ class TrainingDiverged(RuntimeError):
 class Trainer:
     """Trains a Task. Families derive from it and change `name`, `defaults` and how their data is found."""
 
-    name: ClassVar[str] = "run"  # runs/<name> is the default folder
+    name: str = "run"  # runs/<name> is the default folder
     defaults: ClassVar[Mapping[str, Any]] = {}  # of TrainerOptions
 
     def __init_subclass__(cls) -> None:

@@ -157,6 +157,7 @@ TEXTS = [f"number {index}" for index in range(8)]
         ("semantic", (IDS, TEXTS), None),
         ("coarse", (WAVES, WAVES[:, :2000], TEXTS), ("raw_wave", "raw_wave_for_codec", "text")),
         ("coarse", (WAVES, TEXTS), ("raw_wave", "text")),
+        ("coarse", (WAVES, TEXTS), None),
         ("coarse", (IDS, CODES, TEXTS), None),
         ("fine", (WAVES[:, :2000], TEXTS), ("raw_wave", "text")),
         ("fine", (CODES, TEXTS), None),
@@ -167,7 +168,8 @@ def test_tuples_are_waves_tokens_and_texts_by_name_or_type(
     name: str, entries: tuple[Any, ...], fields: tuple[str, ...] | None
 ) -> None:
     """19: the reference takes no token ids, and sends the text of (wave, text) to the codec."""
-    trainer = built(name, is_mute=False, dataset=Own(*entries), ds_fields=fields, data_max_length_seconds=None)
+    named = {} if fields is None else {"ds_fields": fields}
+    trainer = built(name, is_mute=False, dataset=Own(*entries), data_max_length_seconds=None, **named)
     trainer.train()
     assert trainer.steps == 2
 

@@ -71,7 +71,7 @@ def batch_fields(stage: Stage) -> dict[str, Field]:
 class StageTrainer(Trainer):
     """Trains a stage of AudioLM on sounds, or on the tokens that were made of them (`helicon tokenize`)."""
 
-    name = "audiolm"
+    kind: ClassVar[type[Stage]]  # of trainers of one kind of stage
     defaults: ClassVar = {"use_ema": False}
 
     def __init__(
@@ -111,6 +111,8 @@ class StageTrainer(Trainer):
         ):
             if one is not None and other is not None:
                 raise ValueError(f"give {names}, not both")
+        if type(self) is StageTrainer:
+            self.name = next(kind.name for kind in StageTrainer.__subclasses__() if kind.kind is type(stage))
         self.fields, self.ds_fields = batch_fields(stage), ds_fields
         tokenizer = tokenizer_of(stage)
 
@@ -162,7 +164,7 @@ class StageTrainer(Trainer):
 
 
 class SemanticTransformerTrainer(StageTrainer):
-    name = "semantic"
+    name, kind = "semantic", SemanticTransformerWrapper
 
     def __init__(
         self,
@@ -174,11 +176,11 @@ class SemanticTransformerTrainer(StageTrainer):
     ):
         """`wav2vec` may be a `SemanticTransformerWrapper`, which has all of these. The options: see `StageTrainer`."""
         own = {"wav2vec": wav2vec, "transformer": transformer, "audio_conditioner": audio_conditioner}
-        super().__init__(_stage(SemanticTransformerWrapper, wav2vec, own), **options)
+        super().__init__(_stage(self.kind, wav2vec, own), **options)
 
 
 class CoarseTransformerTrainer(StageTrainer):
-    name = "coarse"
+    name, kind = "coarse", CoarseTransformerWrapper
 
     def __init__(
         self,
@@ -192,11 +194,11 @@ class CoarseTransformerTrainer(StageTrainer):
     ):
         """`transformer` may be a `CoarseTransformerWrapper`, which has all of these. The options: see `StageTrainer`."""
         own = {"transformer": transformer, "codec": codec, "wav2vec": wav2vec, "audio_conditioner": audio_conditioner}
-        super().__init__(_stage(CoarseTransformerWrapper, transformer, own), ds_fields=ds_fields, **options)
+        super().__init__(_stage(self.kind, transformer, own), ds_fields=ds_fields, **options)
 
 
 class FineTransformerTrainer(StageTrainer):
-    name = "fine"
+    name, kind = "fine", FineTransformerWrapper
 
     def __init__(
         self,
@@ -211,11 +213,11 @@ class FineTransformerTrainer(StageTrainer):
         if dataset_normalize:
             raise ValueError("dataset_normalize=True is not supported: scale the recordings themselves")
         own = {"transformer": transformer, "codec": codec, "audio_conditioner": audio_conditioner}
-        super().__init__(_stage(FineTransformerWrapper, transformer, own), **options)
+        super().__init__(_stage(self.kind, transformer, own), **options)
 
 
 class DelayedTransformerTrainer(StageTrainer):
-    name = "delayed"
+    name, kind = "delayed", DelayedTransformerWrapper
 
     def __init__(
         self,
@@ -228,7 +230,7 @@ class DelayedTransformerTrainer(StageTrainer):
     ):
         """`transformer` may be a `DelayedTransformerWrapper`, which has all of these. The options: see `StageTrainer`."""
         own = {"transformer": transformer, "codec": codec, "wav2vec": wav2vec, "audio_conditioner": audio_conditioner}
-        super().__init__(_stage(DelayedTransformerWrapper, transformer, own), **options)
+        super().__init__(_stage(self.kind, transformer, own), **options)
 
 
 def _stage(kind: type[Stage], first: Any, own: Mapping[str, Any]) -> Stage:
