@@ -8,8 +8,10 @@ from helicon.config import load_recipe, recipe_names
 
 def recipes() -> None:
     """List the shipped recipes."""
-    table = Table("recipe", "family", "trains", "time", "what it is", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
     for name in recipe_names():
         recipe = load_recipe(name)
-        table.add_row(name, name.partition("/")[0], recipe.trains, recipe.note("time") or "?", recipe.summary)
+        table.add_row(name, f"{recipe.summary} [dim]({recipe.note('time') or '?'})[/dim]")
     Console().print(table)
