@@ -145,7 +145,10 @@ def _left(
     ]
     for pair in (*held_out, *only):
         if not any(_is_among(sound, [pair]) for sound in every):
-            raise ValueError(f"{pair} is no pair of a kind ({', '.join(kinds)}) and a pitch ({', '.join(PITCHES)})")
+            raise ValueError(
+                f"{pair} is no pair of a kind ({', '.join(kinds)}; before it the duration and the direction, where there are some) "
+                f"and a pitch ({', '.join(PITCHES)})"
+            )
     left: dict[Pair, list[Pair]] = {}
     for sound in every:
         if (not only or _is_among(sound, only)) and not _is_among(sound, held_out):

@@ -16,7 +16,7 @@ from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.metrics.audio import describe_sound
 from helicon.models.audiolm.pipeline import AudioLM
 
-NOT_ASKED = ["chirp", "high"]  # the demo has no such sounds at all
+NOT_ASKED = ("chirp", "high")  # the demo has no such sounds at all
 HOW_DRAWN: dict[str, Any] = {"cond_scale": 2.0, "top_p": 0.7, "filter_thres": None, "seed": 1}
 
 
@@ -70,7 +70,7 @@ def sounds(count: int, are_held_out: bool) -> SyntheticSounds:
     data = read("audiolm/semantic-demo").data
     words = dict(data["sounds"])
     held_out = [(kind, pitch) for kind, pitch in words.pop("held_out")]
-    never_seen = [pair for pair in held_out if pair != tuple(NOT_ASKED)]
+    never_seen = [pair for pair in held_out if pair != NOT_ASKED]
     words |= {"only": never_seen} if are_held_out else {"held_out": held_out}
     return SyntheticSounds(count, 8000, data["data_max_length_seconds"], seed=12345, **words)
 
@@ -90,22 +90,30 @@ def shares_right(waves: list[Tensor], asked: SyntheticSounds) -> tuple[float, fl
     return tuple(sum(right) / len(right) for right in (pitch, direction, both))  # type: ignore[return-value]
 
 
+def assert_captions_are_heard(model: AudioLM) -> None:
+    """There are seven pairs of a pitch and a direction: chance is one in seven. One answer for all unseen captions is right for at
+    most 36 of these 100."""
+    seen, never_seen = sounds(100, are_held_out=False), sounds(100, are_held_out=True)
+    captions = [{data.attributes(index).caption for index in range(len(data))} for data in (seen, never_seen)]
+    assert not captions[0] & captions[1] and len(captions[1]) == 4
+    assert shares_right(made(model, seen), seen)[2] >= 0.85
+    pitch, direction, both = shares_right(made(model, never_seen), never_seen)
+    assert pitch >= 0.9 and direction >= 0.8 and both >= 0.8
+    assert shares_right(made(model, never_seen, has_text=False), never_seen)[2] <= 0.4
+
+
 @pytest.mark.slow
 def test_semantic_coarse_and_fine_make_the_sound_the_caption_names_also_captions_never_seen(home: Path) -> None:
-    """DOC"""
+    """Measured with three seeds, 100 sounds each: pitch and direction are both right for 94, 99 and 95 % of captions it learned
+    from, and for 99, 98 and 92 % of those it never saw; for 10 to 22 % without caption. Two durations of a sound are enough to
+    make the third. (Where a direction was held out at a pitch in every duration, none of 60 were right.)"""
     train_stage("coarse", home)
     train_stage("fine", home)
-    model = audiolm(home, "coarse", "fine")
-    for are_held_out in (False, True):
-        asked = sounds(100, are_held_out)
-        print("three", are_held_out, shares_right(made(model, asked), asked), shares_right(made(model, asked, has_text=False), asked))
+    assert_captions_are_heard(audiolm(home, "coarse", "fine"))
 
 
 @pytest.mark.slow
 def test_a_delayed_transformer_in_the_place_of_two_does_as_well(home: Path) -> None:
-    """DOC"""
+    """Measured as above: 96, 100 and 92 % of captions it learned from, 97, 98 and 95 % of those it never saw; 13 to 23 % without."""
     train_stage("delayed", home)
-    model = audiolm(home, "delayed")
-    for are_held_out in (False, True):
-        asked = sounds(100, are_held_out)
-        print("delayed", are_held_out, shares_right(made(model, asked), asked), shares_right(made(model, asked, has_text=False), asked))
+    assert_captions_are_heard(audiolm(home, "delayed"))
