@@ -17,6 +17,7 @@ SMALL = {
     "vqgan": ["--tiny", "--repeats", "1"],
     "engine_overhead": ["--blocks", "1", "--steps", "10"],
     "lfq_entropy": ["--bits", "4", "--tokens", "8", "--repeats", "1"],
+    "face_edges": ["--faces", "50", "--repeats", "1"],
     "maskgit": ["--tiny", "--repeats", "1", "--profile"],
     "audiolm": ["--tiny", "--repeats", "1"],
     "soundstream": ["--tiny", "--repeats", "1", "--profile"],

@@ -249,28 +249,44 @@ TOKENS = Tokens("tokens", "synthetic", CODEC.name, KMEANS.name)
 SEMANTIC = Stage("semantic", "audiolm/semantic-demo", {"model.wav2vec": KMEANS.name, "data.source": TOKENS.name})
 DELAYED = Stage("delayed", "audiolm/delayed-demo", {"model.codec": CODEC.name, **SEMANTIC.stands_on})
 AUDIOLM = Bundle("audiolm", {"semantic_transformer": SEMANTIC.name, "coarse_transformer": DELAYED.name})
-HOW_DRAWN: Mapping[str, float] = {"cond_scale": 3.0, "filter_thres": 0.9}
+HOW_DRAWN: Mapping[str, float] = {
+    "cond_scale": 2.0,
+    "top_p": 0.7,
+    "filter_thres": 0.0,
+}  # what the recipes were tuned with
 
 
 def show_sounds(work: Work) -> None:
     """Makes sounds for captions, and the page."""
     from helicon.models.audiolm.sounds import SoundMaker
 
-    captions = captions_of_sounds(work.recipes[SEMANTIC.name].data.get("seed", 0))
+    seen, never_seen = captions_of_sounds(work.recipes[SEMANTIC.name].data)
     options: dict[str, Any] = {"seconds": seconds_of(work), **HOW_DRAWN}
-    make(SoundMaker(loaded(work.home(AUDIOLM.name)), texts=captions, **options), SOUNDS_OF_EACH, work.home(SOUNDS))
-    sound_page(work, captions, options).write(work.folder / PAGE)
+    maker = SoundMaker(loaded(work.home(AUDIOLM.name)), texts=[*seen, *never_seen], **options)
+    make(maker, SOUNDS_OF_EACH, work.home(SOUNDS))
+    sound_page(work, seen, never_seen, options).write(work.folder / PAGE)
 
 
-def captions_of_sounds(seed: int, most: int = 6) -> list[str]:
-    """Captions of different kinds of sound at different pitches."""
-    from helicon.data.synthetic_sounds import SyntheticSounds
+def captions_of_sounds(data: Mapping[str, Any], most: int = 4) -> tuple[list[str], list[str]]:
+    """Captions of different sounds that the model has learned from, and of sounds that were kept from it.
 
-    sounds = SyntheticSounds(1000, seed=seed + 1)
-    return varied({(a.kind, a.pitch): a.caption for a in map(sounds.attributes, reversed(range(1000)))}, most)
+    (Of the latter not those of a whole kind at a pitch, which it has no way to know.)
+    """
+    from helicon.data.synthetic_sounds import KINDS, SyntheticSounds
+
+    choices = dict(data.get("sounds") or {})
+    kept = [(kind, pitch) for kind, pitch in choices.pop("held_out", ())]
+    asked = [pair for pair in kept if pair[0] not in KINDS]
+
+    def drawn(**pairs: Any) -> list[str]:
+        sounds = SyntheticSounds(1000, seed=data.get("seed", 0) + 1, **pairs, **choices)
+        found = map(sounds.attributes, reversed(range(1000)))
+        return varied({(f"{a.direction} {a.kind}", a.pitch): a.caption for a in found}, most)
+
+    return drawn(held_out=kept), drawn(only=asked) if asked else []
 
 
-def sound_page(work: Work, captions: Sequence[str], options: Mapping[str, float]) -> Page:
+def sound_page(work: Work, seen: Sequence[str], never_seen: Sequence[str], options: Mapping[str, float]) -> Page:
     codec, semantic, delayed = (page.metrics(work.home(stage.name)) for stage in (CODEC, SEMANTIC, DELAYED))
     shown = Page(
         "Sounds from words",
@@ -278,8 +294,14 @@ def sound_page(work: Work, captions: Sequence[str], options: Mapping[str, float]
         "moment, the second to tell from a caption what happens in a sound, the third to write the codes for that.",
     )
     heard = Heard.read(work.home(SOUNDS))
-    remark = f"{SOUNDS_OF_EACH} sounds for each caption, drawn with seed 0 and not chosen. {heard.verdict(captions)}"
-    shown.section("What it makes", page.paragraph(remark), heard.gallery(captions))
+    remark = f"{SOUNDS_OF_EACH} sounds for each caption, drawn with seed 0 and not chosen. {heard.verdict(seen)}"
+    shown.section("What it makes", page.paragraph(remark), heard.gallery(seen))
+    if never_seen:
+        remark = (
+            "These captions were kept from it while it learned, though every word of them, and the same sound in other lengths, was "
+            f"not. {heard.verdict(never_seen)}"
+        )
+        shown.section("What it never heard", page.paragraph(remark), heard.gallery(never_seen))
     shown.section(
         "How far it came",
         page.tiles(_sound_numbers(codec, semantic, delayed)),
@@ -289,7 +311,7 @@ def sound_page(work: Work, captions: Sequence[str], options: Mapping[str, float]
     if samples:
         remark = "Sounds the codec has not learned from, and what its codes keep of them (online and averaged weights)."
         shown.section("What the codes keep", page.wide(page.media(samples[-1], "spectrograms"), remark))
-    further = _sound_commands(work, captions[0], options)
+    further = _sound_commands(work, seen[0], options)
     shown.section(
         "Go on from here",
         page.commands(further),
@@ -312,21 +334,21 @@ class Heard(Drawn):
     def verdict(self, captions: Sequence[str]) -> str:
         """How many of the sounds are what their captions say, in words."""
         right = [sounds_right(path, text) for text in captions for path in self.files[text]]
-        return (
-            f"{sum(right)} of {len(right)} are of the kind and the pitch asked for, as far as a simple rule can tell."
-        )
+        return f"{sum(right)} of {len(right)} have the pitch and the direction asked for, as far as a simple rule can tell."
 
 
 def sounds_right(path: Path, caption: str) -> bool:
-    """Whether a sound seems to be of the kind and the pitch of its caption."""
+    """Whether a sound seems to have the pitch of its caption, and to rise or fall where that says so."""
     import soundfile
     import torch
 
+    from helicon.data.synthetic_sounds import DIRECTIONS
     from helicon.metrics.audio import describe_sound
 
     wave, hz = soundfile.read(path, dtype="float32", always_2d=True)
     found = describe_sound(torch.from_numpy(wave).mean(dim=1), hz)
-    return caption.endswith(f" {found.kind}, {found.pitch} pitch")
+    direction = next((word for word in DIRECTIONS if f" {word} " in caption), "steady")
+    return caption.endswith(f", {found.pitch} pitch") and found.direction == direction
 
 
 def _sound_numbers(*stages: Mapping[str, page.Points]) -> list[tuple[str, str]]:

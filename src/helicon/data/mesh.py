@@ -1,0 +1,598 @@
+"""Meshes of any kind to vertices [v, 3] in [-1, 1] and faces [f, n] of n corners: triangles, or quads where asked for.
+
+A mesh is centred and scaled to the cube (its proportions kept), its coordinates go to the centres of `num_discrete_coors`
+bins, vertices that meet there become one, and what then has no area or is there twice goes. The order is the one a
+sequence model learns: vertices by (z, y, x), each face from its lowest corner on, faces by their corners. All of it is
+integer arithmetic on bins, so it is the same everywhere.
+
+Sources: a folder, a manifest, a Hugging Face dataset, or any torch Dataset. v vertices, f faces, n corners, e edges.
+"""
+
+import dataclasses
+import io
+import logging
+import math
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from helicon.data.collate import Batch, collate
+from helicon.data.dataset import BadFile, View, read, unaugmented
+from helicon.data.fields import TEXT, Field, Routed
+from helicon.data.files import Files, find_files, read_manifest
+from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of
+from helicon.data.seeds import seeded_generator
+from helicon.data.split import Subset
+
+logger = logging.getLogger(__name__)
+
+MESH_EXTENSIONS = ("obj", "glb", "ply", "stl", "off")
+TEXT_EXTENSIONS = ("obj", "off")
+QUAD_EXTENSIONS = TEXT_EXTENSIONS  # whose quads are kept: the other readers cut them into triangles
+PADDING = -1  # of faces and edges
+# Of a bin, by which vertices are shifted before they are put into one. The middle of a mesh, where symmetric ones have many
+# vertices, is the border of two bins: without this, errors of rounding there would tear them apart.
+NUDGE = 1e-3
+
+# What trimesh raises for damaged and foreign files: its readers are many, and each fails in its own way.
+READING_ERRORS = (
+    OSError,
+    ValueError,  # (and with it json's and unicode's errors)
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    NotImplementedError,
+    MemoryError,  # a damaged count asks for more than there is
+    RecursionError,
+    ImportError,  # a packed glb needs a package that is not there
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Corners are indices of vertices, counter-clockwise as seen from outside."""
+
+    vertices: Float[Tensor, "v 3"]
+    faces: Int[Tensor, "f n"]
+
+
+def quantize_coordinates(
+    coordinates: Float[Tensor, "*shape"],
+    num_discrete_coors: int = 128,
+    continuous_range: tuple[float, float] = (-1.0, 1.0),
+) -> Int[Tensor, "*shape"]:
+    """The bin each number is in: `num_discrete_coors` equal ones; what is outside of the range is in the first or last."""
+    low, high = continuous_range
+    bins = ((coordinates - low) / (high - low) * num_discrete_coors).floor()
+    return bins.clamp(0, num_discrete_coors - 1).long()
+
+
+def dequantize_coordinates(
+    bins: Int[Tensor, "*shape"],
+    num_discrete_coors: int = 128,
+    continuous_range: tuple[float, float] = (-1.0, 1.0),
+) -> Float[Tensor, "*shape"]:
+    """The centres of the bins: at most half a bin from what was there."""
+    low, high = continuous_range
+    return ((bins.double() + 0.5) / num_discrete_coors * (high - low) + low).float()
+
+
+def fit_to_cube(vertices: Float[Tensor, "v 3"]) -> Float[Tensor, "v 3"]:
+    """Centred, the longest side from -1 to 1."""
+    low, high = vertices.amin(dim=0), vertices.amax(dim=0)
+    half = (high - low).max() / 2
+    return (vertices - (low + high) / 2) / torch.where(half > 0, half, 1)
+
+
+def tidy(mesh: Mesh, num_discrete_coors: int = 128) -> Mesh:
+    """The mesh of the bins' centres in the one order; vertices no face has are gone, and there may be no faces left.
+
+    A face is dropped if two of its corners meet or its area is zero, and if it is there twice. (The same corners the
+    other way round are the other side, which stays.) Vertices are in [-1, 1] already.
+    """
+    _check_resolution(num_discrete_coors)
+    nudged = mesh.vertices.double() + NUDGE * 2 / num_discrete_coors
+    x, y, z = quantize_coordinates(nudged, num_discrete_coors).unbind(dim=1)
+    places, to_place = torch.unique((z * num_discrete_coors + y) * num_discrete_coors + x, return_inverse=True)
+    planes, x = places // num_discrete_coors, places % num_discrete_coors
+    bins = torch.stack([x, planes % num_discrete_coors, planes // num_discrete_coors], dim=1)
+    faces = to_place[mesh.faces]
+    used, corners = torch.unique(faces[_has_area(bins, faces)], return_inverse=True)
+    turns = torch.arange(corners.shape[1], device=corners.device)
+    rotated = corners.gather(1, (corners.argmin(dim=1, keepdim=True) + turns) % len(turns))
+    return Mesh(dequantize_coordinates(bins[used], num_discrete_coors), torch.unique(rotated, dim=0))
+
+
+def _check_resolution(num_discrete_coors: int) -> None:
+    if not 2 <= num_discrete_coors <= 2**20:  # of which three are one whole number of 64 bits
+        raise ValueError(f"num_discrete_coors={num_discrete_coors}: it must be 2 to {2**20}")
+
+
+def _has_area(bins: Int[Tensor, "v 3"], faces: Int[Tensor, "f n"]) -> Tensor:
+    """Exactly: the normal of a triangle, and of a quad the product of its diagonals, in whole numbers."""
+    corners = bins[faces]
+    if faces.shape[1] == 3:
+        first, second = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    else:
+        first, second = corners[:, 2] - corners[:, 0], corners[:, 3] - corners[:, 1]
+    ordered = faces.sort(dim=1).values
+    return torch.linalg.cross(first, second).ne(0).any(dim=1) & ordered.diff(dim=1).ne(0).all(dim=1)
+
+
+def face_edges(
+    faces: Int[Tensor, "f n"], pad: int = PADDING, include_self: bool = True, share_one_vertex: bool = False
+) -> Int[Tensor, "e 2"]:
+    """Pairs of faces with an edge (or `share_one_vertex`: a vertex) in common, both ways round, in order.
+
+    Each face is also its own neighbour unless `include_self` is False; a face with a corner `pad` is none. What the faces
+    have in common is found by sorting, in time linear in the pairs there are (but for the sort).
+    """
+    num_faces, num_corners = faces.shape
+    numbers = (faces != pad).all(dim=1).nonzero().flatten()
+    corners = faces[numbers].long()
+    if share_one_vertex:
+        shared, is_proper = corners, torch.ones_like(corners, dtype=torch.bool)
+    else:
+        ends = corners.roll(-1, dims=1)
+        low, high = torch.minimum(corners, ends), torch.maximum(corners, ends)
+        span = int(high.max()) + 1 if len(high) else 1
+        shared, is_proper = low * span + high, low != high
+    owners = numbers.repeat_interleave(num_corners).view_as(corners)
+    first, second = _pairs_with_equal(shared[is_proper], owners[is_proper])
+    pairs = first * num_faces + second
+    if include_self:
+        pairs = torch.cat([pairs, numbers * (num_faces + 1)])
+    else:
+        pairs = pairs[first != second]
+    pairs = torch.unique(pairs)
+    return torch.stack([pairs // max(num_faces, 1), pairs % max(num_faces, 1)], dim=1)
+
+
+def _pairs_with_equal(values: Int[Tensor, "m"], owners: Int[Tensor, "m"]) -> tuple[Int[Tensor, "p"], Int[Tensor, "p"]]:
+    """All ordered pairs of owners of equal values, each with itself too."""
+    values, order = values.sort(stable=True)
+    owners = owners[order]
+    counts = torch.unique_consecutive(values, return_counts=True)[1]
+    group_starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    partners = counts.repeat_interleave(counts)  # how many owners a value has, for each of them
+    begins = (partners.cumsum(0) - partners).repeat_interleave(partners)
+    within = torch.arange(len(begins), device=values.device) - begins
+    return owners.repeat_interleave(partners), owners[group_starts.repeat_interleave(partners) + within]
+
+
+def derive_face_edges_from_faces(
+    faces: Int[Tensor, "*b f n"],
+    pad_id: int = PADDING,
+    neighbor_if_share_one_vertex: bool = False,
+    include_self: bool = True,
+) -> Int[Tensor, "*b e 2"]:
+    """`face_edges` of one mesh, or of a batch, padded with `pad_id`."""
+    if faces.ndim == 2:
+        return face_edges(faces, pad_id, include_self, neighbor_if_share_one_vertex)
+    edges = [face_edges(each, pad_id, include_self, neighbor_if_share_one_vertex) for each in faces]
+    return pad_sequence(edges, batch_first=True, padding_value=pad_id)
+
+
+def read_mesh(source: Path | io.BytesIO, kind: str, name: str, quads: bool = False) -> Mesh:
+    """The mesh in a file of the kind `kind` (an extension), all parts of it in one; BadFile if there is none.
+
+    Polygons are cut into triangles, unless `quads`: then all faces must be quads, in an obj or off file.
+    """
+    if kind not in (QUAD_EXTENSIONS if quads else MESH_EXTENSIONS):
+        known = ", ".join(QUAD_EXTENSIONS if quads else MESH_EXTENSIONS)
+        raise BadFile(name, f"{'quads' if quads else 'meshes'} are read from {known} files, not from {kind or 'these'}")
+    try:
+        content = source.read_bytes() if isinstance(source, Path) else source.getvalue()
+        if kind in TEXT_EXTENSIONS:  # whose comments and names may be in any encoding
+            content = content.decode(errors="replace").encode()
+        vertices, faces = (_read_quads if quads else _read_triangles)(content, kind)
+    except READING_ERRORS as error:
+        raise BadFile(name, f"not a readable {kind} mesh ({type(error).__name__}: {error})") from error
+    return checked_mesh(torch.from_numpy(vertices), torch.from_numpy(faces), name)
+
+
+def _read_triangles(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    import trimesh  # takes a second
+
+    # Given the content and not the path, it reads no textures and nothing else beside the file.
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # remarks on damaged files; whether the mesh is sound is seen below
+        mesh = trimesh.load_mesh(io.BytesIO(content), file_type=kind, process=False, skip_materials=True)
+        return np.array(mesh.vertices, dtype=np.float64), np.array(mesh.faces, dtype=np.int64)
+
+
+def _read_quads(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    lines = [line.partition("#")[0].split() for line in content.decode().splitlines()]
+    vertices, polygons = (_parse_obj if kind == "obj" else _parse_off)([words for words in lines if words])
+    others = sum(len(polygon) != 4 for polygon in polygons)
+    if others:
+        raise ValueError(f"{others} of its {len(polygons)} faces are not quads")
+    if any(len(vertex) != 3 for vertex in vertices):
+        raise ValueError("a vertex has fewer than three coordinates")
+    return np.array(vertices, dtype=np.float64).reshape(-1, 3), np.array(polygons, dtype=np.int64).reshape(-1, 4)
+
+
+def _parse_obj(lines: list[list[str]]) -> tuple[list[list[float]], list[list[int]]]:
+    vertices, polygons = [], []
+    for command, *words in lines:
+        if command == "v":
+            vertices.append([float(word) for word in words[:3]])
+        elif command == "f":  # corners are counted from 1, or from the end backwards, with texture and normal after a /
+            corners = [int(word.partition("/")[0]) for word in words]
+            polygons.append([corner - 1 if corner > 0 else len(vertices) + corner for corner in corners])
+    return vertices, polygons
+
+
+def _parse_off(lines: list[list[str]]) -> tuple[list[list[float]], list[list[int]]]:
+    if not lines or lines[0][0] != "OFF":
+        raise ValueError("it does not begin with OFF")
+    header, *rows = [lines[0][1:], *lines[1:]] if len(lines[0]) > 1 else lines[1:]
+    num_vertices, num_faces = int(header[0]), int(header[1])
+    if len(rows) < num_vertices + num_faces:
+        raise ValueError(f"it promises {num_vertices} vertices and {num_faces} faces, and has {len(rows)} lines")
+    vertices = [[float(word) for word in row[:3]] for row in rows[:num_vertices]]
+    faces = rows[num_vertices : num_vertices + num_faces]
+    return vertices, [[int(word) for word in row[1 : 1 + int(row[0])]] for row in faces]  # colours may follow
+
+
+def checked_mesh(vertices: Tensor, faces: Tensor, name: str) -> Mesh:
+    """A mesh whose faces refer to finite vertices; rows of padding are gone, and so are vertices no face has."""
+    faces = faces[(faces != PADDING).any(dim=1)].long()
+    if len(faces) == 0:
+        raise BadFile(name, "it has no faces")
+    if int(faces.min()) < 0 or int(faces.max()) >= len(vertices):
+        raise BadFile(
+            name, f"its faces refer to vertices {int(faces.min())} to {int(faces.max())}, and it has {len(vertices)}"
+        )
+    used, corners = torch.unique(faces, return_inverse=True)
+    vertices = vertices[used].double()
+    if not (vertices.amax(dim=0) - vertices.amin(dim=0)).isfinite().all():  # (NaN and an overflow show here too)
+        raise BadFile(name, "its coordinates are not all finite numbers")
+    return Mesh(vertices, corners)
+
+
+@dataclass(frozen=True)
+class MeshTransform:
+    """A mesh to a sample, and how it is changed at random while training.
+
+    `scale` is the range of a factor, one for each axis or the same for all, `jitter` how far a vertex may be moved along
+    each axis (the cube's side is 2), `rotation` how many degrees about the `up` axis, either way. What then leaves the
+    cube is shrunk to fit. A changed mesh outside of `min_faces` to `max_faces` gives way to the unchanged one.
+    """
+
+    num_discrete_coors: int = 128
+    quads: bool = False
+    min_faces: int = 1
+    max_faces: int | None = None
+    edges: bool = True  # give the pairs of neighbours too
+    scale: tuple[float, float] = (0.75, 1.25)
+    scale_per_axis: bool = True
+    jitter: float = 0.0
+    rotation: float = 0.0
+    up: Literal["y", "z"] = "y"  # as glTF has it, or as 3-d printers and Blender do
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", tuple(self.scale))  # a recipe's list
+        _check_resolution(self.num_discrete_coors)
+        if self.min_faces < 1 or (self.max_faces is not None and self.max_faces < self.min_faces):
+            raise ValueError(
+                f"min_faces={self.min_faces}, max_faces={self.max_faces}: the first must be at least 1, and the second no less"
+            )
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] or self.jitter < 0 or self.rotation < 0:
+            raise ValueError(
+                f"scale={self.scale}, jitter={self.jitter}, rotation={self.rotation}: scale is two factors, the smaller "
+                "first, and the others are not negative"
+            )
+        if self.up not in ("y", "z"):
+            raise ValueError(f"up={self.up!r}: it must be y or z")
+
+    def __call__(
+        self, mesh: Mesh, name: str, augment: bool = False, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        corners = mesh.faces.shape[1]
+        if corners != 3 + self.quads:
+            raise BadFile(
+                name, f"its faces have {corners} corners: with quads={self.quads} they must have {3 + self.quads}"
+            )
+        mesh = Mesh(fit_to_cube(mesh.vertices), mesh.faces)
+        plain = tidy(mesh, self.num_discrete_coors)
+        problem = self._problem(plain)
+        if problem is not None:
+            raise BadFile(name, problem)
+        if augment:
+            changed = tidy(self.augmented(mesh, generator), self.num_discrete_coors)
+            plain = changed if self._problem(changed) is None else plain
+        sample: dict[str, Tensor] = {"vertices": plain.vertices, "faces": plain.faces}
+        return {**sample, "face_edges": face_edges(plain.faces)} if self.edges else sample
+
+    def _problem(self, mesh: Mesh) -> str | None:
+        count = len(mesh.faces)
+        if count == 0:
+            return f"none of its faces has an area, with coordinates in {self.num_discrete_coors} bins"
+        if count < self.min_faces:
+            return f"it has {count} faces, fewer than min_faces={self.min_faces}"
+        if self.max_faces is not None and count > self.max_faces:
+            return f"it has {count} faces, more than max_faces={self.max_faces}"
+        return None
+
+    def augmented(self, mesh: Mesh, generator: torch.Generator | None = None) -> Mesh:
+        """A mesh in the cube, changed and still in it."""
+        low, high = self.scale
+        factors = low + (high - low) * torch.rand(3, generator=generator, dtype=torch.float64)
+        angle = math.radians(self.rotation) * (2 * torch.rand((), generator=generator, dtype=torch.float64).item() - 1)
+        noise = 2 * torch.rand(mesh.vertices.shape, generator=generator, dtype=torch.float64) - 1
+        vertices = mesh.vertices.double() * (factors if self.scale_per_axis else factors[0])
+        vertices = self._turned(vertices, angle) + self.jitter * noise
+        return Mesh(vertices / vertices.abs().max().clamp(min=1), mesh.faces)
+
+    def _turned(self, vertices: Float[Tensor, "v 3"], angle: float) -> Float[Tensor, "v 3"]:
+        x, y, z = vertices.unbind(dim=1)
+        cos, sin = math.cos(angle), math.sin(angle)
+        if self.up == "y":
+            return torch.stack([cos * x + sin * z, y, cos * z - sin * x], dim=1)
+        return torch.stack([cos * x - sin * y, cos * y + sin * x, z], dim=1)
+
+
+class MeshFiles(Dataset[dict[str, Tensor]]):
+    """Mesh files, by path."""
+
+    def __init__(self, files: Files, transform: MeshTransform, augment: bool = True):
+        self.files, self.transform, self.augment = files, transform, augment
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.files.keys
+
+    def fetch(self, index: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        path = self.files.paths[index]
+        mesh = read_mesh(path, path.suffix.lower().removeprefix("."), str(path), self.transform.quads)
+        return self.transform(mesh, str(path), self.augment, generator)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.fetch(index)
+
+
+class MeshColumn(View):
+    """The mesh files in one column of a Hugging Face dataset: {"bytes", "path"}, a path, or bytes alone."""
+
+    def __init__(self, dataset: Any, column: str, transform: MeshTransform, augment: bool = True):
+        feature = dataset.features[column]
+        if getattr(feature, "decode", False):  # read here, so that a damaged one is a BadFile
+            dataset = dataset.cast_column(column, dataclasses.replace(feature, decode=False))
+        super().__init__(dataset.select_columns([column]))
+        self.column, self.transform, self.augment = column, transform, augment
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        value = sample[self.column]
+        if not isinstance(value, Mapping):
+            value = {"bytes": value} if isinstance(value, bytes) else {"path": value}
+        content, path = value.get("bytes"), value.get("path")
+        name = f"row {index} {path or ''}".strip()
+        if content is None and not isinstance(path, str):
+            raise BadFile(name, f"its column {self.column} holds no mesh file")
+        kind = Path(path).suffix.lower().removeprefix(".") if path else _kind_of(content)
+        mesh = read_mesh(Path(path) if content is None else io.BytesIO(content), kind, name, self.transform.quads)
+        return self.transform(mesh, name, self.augment, generator)
+
+
+def _kind_of(content: bytes) -> str:
+    """By how it begins; obj and stl files begin with anything."""
+    beginnings = {b"glTF": "glb", b"ply": "ply", b"OFF": "off"}
+    return next((kind for beginning, kind in beginnings.items() if content.startswith(beginning)), "")
+
+
+def is_vertices(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and value.shape[1] == 3
+
+
+def is_faces(value: Any) -> bool:
+    return _is_whole(value) and value.shape[1] in (3, 4)
+
+
+def is_edges(value: Any) -> bool:
+    return _is_whole(value) and value.shape[1] == 2
+
+
+def _is_whole(value: Any) -> bool:
+    is_tensor = isinstance(value, Tensor) and value.ndim == 2
+    return is_tensor and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+
+
+MESH_FIELDS = {
+    "vertices": Field(is_vertices, "a float tensor [v, 3]"),
+    "faces": Field(is_faces, "an integer tensor [f, 3] or [f, 4]"),
+    "face_edges": Field(is_edges, "an integer tensor [e, 2]", is_required=False),
+    "texts": dataclasses.replace(TEXT, is_required=False),
+}
+
+
+class TensorMeshes(View):
+    """A user's own dataset of vertices and faces. They are put in order like any other, so edges are found anew."""
+
+    def __init__(self, dataset: Any, transform: MeshTransform, augment: bool = True):
+        super().__init__(dataset)
+        self.transform, self.augment = transform, augment
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        for name in ("vertices", "faces"):
+            if not MESH_FIELDS[name].fits(sample[name]):
+                raise ValueError(f"the {name} of item {index} are not {MESH_FIELDS[name].looks_like}")
+        mesh = checked_mesh(sample["vertices"], sample["faces"], f"item {index}")
+        given = {name: value for name, value in sample.items() if name == "texts"}
+        return self.transform(mesh, f"item {index}", self.augment, generator) | given
+
+
+class CaptionedMeshes(View):
+    """Meshes with their captions in "texts"."""
+
+    def __init__(self, dataset: Any, captions: Captions):
+        super().__init__(dataset)
+        self.captions = captions
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {**sample, "texts": self.captions[index]}
+
+
+class ReadableMeshes(Subset):
+    """The meshes that can be read and have as many faces as asked for, found by reading all of them once.
+
+    `dropped` tells of the others, each with its reason. (Without this they are skipped when their turn comes, each epoch.)
+    """
+
+    def __init__(self, dataset: Any):
+        plain, kept = unaugmented(dataset), []
+        self.dropped: list[BadFile] = []
+        for index in range(len(dataset)):
+            try:
+                read(plain, index, seeded_generator("readable", index))
+                kept.append(index)
+            except BadFile as error:
+                self.dropped.append(error)
+        if not kept:
+            raise ValueError(f"none of the {len(dataset)} meshes can be used, for example {self.dropped[0]}")
+        if self.dropped:
+            logger.warning("%d of %d meshes are left out, first %s", len(self.dropped), len(dataset), self.dropped[0])
+        super().__init__(dataset, kept)
+
+
+def mesh_data(
+    source: Any,
+    transform: MeshTransform = MeshTransform(),  # noqa: B008 (it is frozen)
+    *,
+    captions: CaptionSource | None = None,
+    augment: bool = True,
+    exts: Sequence[str] = MESH_EXTENSIONS,
+    mesh_column: str | None = None,
+    text_column: str = "text",
+    ds_fields: Sequence[str] | None = None,
+) -> View:
+    """Samples {"vertices": [v, 3], "faces": [f, n]}, with "face_edges" [e, 2] and "texts" if asked for.
+
+    `source` is a folder, a manifest (.jsonl, .csv, .parquet with a column `path`), a Hugging Face dataset (column `mesh`)
+    or a torch Dataset, whose samples are routed by `ds_fields` or by type. `captions` says where the text is: in the
+    "column" `text_column`, in a file "beside" each mesh, or in the name of its "folder". `collate_meshes` makes batches.
+    """
+    if isinstance(source, (str, Path)):
+        path = Path(source).expanduser()
+        columns = (mesh_column or "path", *((text_column,) if captions == "column" else ()))
+        files = find_files(path, exts) if path.is_dir() or not path.suffix else read_manifest(path, columns)
+        meshes = MeshFiles(files, transform, augment)
+        return CaptionedMeshes(meshes, captions_of(files, captions, text_column)) if captions else View(meshes)
+    if hasattr(source, "column_names"):
+        return _from_columns(source, transform, augment, captions, mesh_column or "mesh", text_column)
+    if captions is not None:
+        raise ValueError(f"captions={captions!r} is for files and columns: let the dataset itself return the texts")
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        raise ValueError(f"a {type(source).__name__} is no source of meshes: give a folder, a manifest or a dataset")
+    return TensorMeshes(Routed(source, MESH_FIELDS, ds_fields), transform, augment)
+
+
+def _from_columns(
+    source: Any,
+    transform: MeshTransform,
+    augment: bool,
+    captions: CaptionSource | None,
+    mesh_column: str,
+    text_column: str,
+) -> View:
+    if isinstance(source, dict) or not hasattr(source, "__len__"):
+        raise ValueError(
+            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
+            "or put a streaming dataset into a torch DataLoader"
+        )
+    if captions not in (None, "column"):
+        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
+    for column in (mesh_column, text_column) if captions else (mesh_column,):
+        if column not in source.column_names:
+            raise ValueError(f"the dataset has no column {column!r}: its columns are {', '.join(source.column_names)}")
+    meshes = MeshColumn(source, mesh_column, transform, augment)
+    if captions is None:
+        return meshes
+    return CaptionedMeshes(meshes, ColumnCaptions(source.select_columns([text_column]), text_column))
+
+
+class DatasetFromTransforms(Dataset[dict[str, Any]]):
+    """The files below a folder, each through the function for its extension: {"obj": path -> (vertices, faces)}.
+
+    What the function returns, after `augment_fn`, is named by `data_kwargs`. (Both may use the global random generators:
+    the loader seeds them for each sample.)
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        transforms: Mapping[str, Callable[[Path], Any]],
+        data_kwargs: Sequence[str] | None = None,
+        augment_fn: Callable[[Any], Any] | None = None,
+    ):
+        self.transforms = {ext.lower().removeprefix("."): transform for ext, transform in transforms.items()}
+        self.files = find_files(folder, tuple(self.transforms))
+        self.data_kwargs = tuple(data_kwargs or ("vertices", "faces"))
+        self.augment_fn, self.augment = augment_fn, augment_fn is not None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.files.keys
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path = self.files.paths[index]
+        try:
+            values = self.transforms[path.suffix.lower().removeprefix(".")](path)
+        except (OSError, ValueError, EOFError) as error:  # anything else is a mistake in the transform
+            raise BadFile(path, f"its transform failed ({type(error).__name__}: {error})") from error
+        if self.augment and self.augment_fn is not None:
+            values = self.augment_fn(values)
+        if len(values) != len(self.data_kwargs):
+            raise ValueError(f"the transform of {path} gives {len(values)} values, not {', '.join(self.data_kwargs)}")
+        return dict(zip(self.data_kwargs, values, strict=True))
+
+
+def collate_meshes(samples: Sequence[Mapping[str, Any]], pad_id: int = PADDING) -> Batch:
+    """A batch: floats padded with 0, whole numbers (faces, edges) with `pad_id`, everything else as `collate` has it."""
+    names = [name for name, value in samples[0].items() if isinstance(value, Tensor) and value.ndim > 0]
+    rest = collate([{name: value for name, value in sample.items() if name not in names} for sample in samples])
+    for sample in samples:
+        missing = [name for name in names if name not in sample]
+        if missing:
+            raise ValueError(
+                f"a sample lacks {', '.join(missing)}, which another of its batch has: give each the same entries"
+            )
+    return {name: _padded([sample[name] for sample in samples], pad_id) for name in names} | rest
+
+
+def custom_collate(data: Sequence[Any], pad_id: int = PADDING) -> Batch | tuple[Any, ...]:
+    """`collate_meshes` for dicts, and the same for tuples."""
+    if isinstance(data[0], Mapping):
+        return collate_meshes(data, pad_id)
+    batch = collate_meshes([{str(place): value for place, value in enumerate(sample)} for sample in data], pad_id)
+    return tuple(batch[str(place)] for place in range(len(data[0])))
+
+
+def _padded(values: list[Tensor], pad_id: int) -> Tensor:
+    if len({value.shape[1:] for value in values}) > 1:
+        shapes = sorted(tuple(value.shape) for value in values)
+        raise ValueError(
+            f"one batch has the shapes {shapes}: only the first dimension may differ (are there triangles and quads?)"
+        )
+    return pad_sequence(values, batch_first=True, padding_value=0 if values[0].is_floating_point() else pad_id)
