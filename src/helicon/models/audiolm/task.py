@@ -84,7 +84,9 @@ class StageTask(Task):
         stage = self.model
         if stage.codec is None:
             return None
-        shown: dict[str, Any] = {name: None if ids is None else ids[:MAX_SHOWN] for name, ids in self.tokens(batch).items()}
+        shown: dict[str, Any] = {
+            name: None if ids is None else ids[:MAX_SHOWN] for name, ids in self.tokens(batch).items()
+        }
         few = {name: value[:MAX_SHOWN] for name, value in batch.items() if name != TOKENS}
         options = {**self._condition(few), "seed": seed, "reconstruct_wave": True}
         if isinstance(stage, FineTransformerWrapper):
