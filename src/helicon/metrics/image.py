@@ -91,7 +91,7 @@ def frechet_distance(features_a: Float[Tensor, "n d"], features_b: Float[Tensor,
     return distance.clamp(min=0)
 
 
-def image_grid(rows: Sequence[Float[Tensor, "b c h w"]], gap: int = 2) -> Image.Image:
+def image_grid(rows: Sequence[Float[Tensor, "_ c _ _"]], gap: int = 2) -> Image.Image:
     """Batches of images with values in [0, 1] (clamped to it) as one picture: a batch a row, white gaps between."""
     if not rows or any(row.shape != rows[0].shape for row in rows):
         raise ValueError(f"a grid needs rows of one shape, got {[tuple(row.shape) for row in rows]}")

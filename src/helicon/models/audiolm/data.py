@@ -390,7 +390,7 @@ class _Encoder:
     network: Any
     encode: Callable[[Tensor, Tensor], Tensor]
 
-    def __call__(self, batch: Batch) -> list[Int[Tensor, "t"] | Int[Tensor, "t q"]]:
+    def __call__(self, batch: Batch) -> list[Int[Tensor, "_"] | Int[Tensor, "_ q"]]:
         """The tokens of each sound, without those of padding."""
         device = next(iter(self.network.own_tensors().values())).device
         wave, lengths = batch[self.wave].to(device), batch[f"{self.wave}_lengths"].to(device)

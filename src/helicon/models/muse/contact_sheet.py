@@ -19,7 +19,7 @@ GAP = 6
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def contact_sheet(rows: Sequence[Float[Tensor, "b c h w"]], captions: Sequence[str]) -> Image.Image:
+def contact_sheet(rows: Sequence[Float[Tensor, "b c _ _"]], captions: Sequence[str]) -> Image.Image:
     """Rows of pictures with values in [0, 1] (clamped to it); column i has caption i under each of its pictures."""
     if not rows or any(len(row) != len(captions) for row in rows):
         raise ValueError(f"{len(captions)} captions for rows of {[len(row) for row in rows]} pictures")
