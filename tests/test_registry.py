@@ -33,6 +33,7 @@ def test_every_shipped_recipe_is_read_and_checked(recipe: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.entries)
 def test_the_validation_loss_falls(name: str) -> None:
     trainer = build(name, "run")
@@ -41,6 +42,7 @@ def test_the_validation_loss_falls(name: str) -> None:
     assert trainer.validate()["valid_loss"] < before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.entries)
 def test_a_run_stopped_and_resumed_equals_the_unbroken_one(name: str) -> None:
     often = {"save_model_every": 2, "num_train_steps": 6, "save_results_every": 3}
@@ -58,6 +60,7 @@ def test_a_run_stopped_and_resumed_equals_the_unbroken_one(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*averages, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.entries)
 def test_what_is_loaded_is_what_was_saved(name: str) -> None:
     trainer = build(name, "run", num_train_steps=2)

@@ -20,6 +20,8 @@ from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache
 from helicon.engine.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 TINY = [
     *("num_train_steps=4", "batch_size=2", "log_every=1", "save_model_every=2", "save_results_every=4"),
     *("valid_frac=0.1", "codec.model.use_local_attn=false", "codec.model.discr_windows=[]"),

@@ -99,6 +99,7 @@ def test_colours_are_flat_if_wanted():
         assert seen == {COLOURS[words.colour], COLOURS[words.background]}, words.caption
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blur", [0, 3])
 def test_pictures_are_recognised_by_rules_also_blurred(blur: int) -> None:
     data = SyntheticShapes(60, 32, seed=9, sizes=["large"])

@@ -86,6 +86,7 @@ def built(name: str, **options: Any) -> StageTrainer:
 NAMES = ["semantic", "coarse", "fine", "delayed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_of_captioned_sounds_trains_every_stage(sounds: str, name: str) -> None:
     trainer = built(name, is_mute=False, folder=sounds, captions="beside")
@@ -100,6 +101,7 @@ def test_a_folder_of_captioned_sounds_trains_every_stage(sounds: str, name: str)
         assert list(Path("run/samples").rglob("*.wav"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_of_a_cache_and_their_sounds_give_the_same_losses(sounds: str, name: str) -> None:
     def losses(results_folder: str, **source: Any) -> list[float]:
@@ -150,6 +152,7 @@ CODES = torch.randint(16, (8, 12, 3), generator=torch.Generator().manual_seed(5)
 TEXTS = [f"number {index}" for index in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "entries", "fields"),
     [
