@@ -62,7 +62,7 @@ DEFECTS = [
     Defect(
         "A-19",
         "token ids find no place in a batch",
-        (Edit(TRAINERS, '        "token_ids": Field(_tensor(False, 3), "an integer tensor [b, t, q]"),\n', ""),),
+        (Edit(TRAINERS, '        "token_ids": Field(is_tensor(False, 3), "an integer tensor [b, t, q]"),\n', ""),),
         (f"{TESTS}/test_trainers.py::test_embedded_texts_are_told_from_waves",),
     ),
     Defect(

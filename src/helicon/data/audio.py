@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 from helicon.data.dataset import BadFile, View
 from helicon.data.fields import LABEL, TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
-from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of
+from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
 from helicon.data.recording import FOREIGN_EXTENSIONS, WAVE, Recording, SoundFile, Wave, is_wave, remedy
 
 AUDIO_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
@@ -428,16 +428,7 @@ def find_sounds(folder: str | Path, exts: Sequence[str] = AUDIO_EXTENSIONS) -> F
 
 def _captions(source: Any, captions: CaptionSource | None, audio_column: str, text_column: str) -> Captions | None:
     """Of a dataset with columns, after a look at whether it has them."""
-    if isinstance(source, dict) or not hasattr(source, "__len__"):
-        raise ValueError(
-            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
-            "or put a streaming dataset into a torch DataLoader"
-        )
-    if captions not in (None, "column"):
-        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
-    for column in (audio_column, text_column) if captions else (audio_column,):
-        if column not in source.column_names:
-            raise ValueError(f"the dataset has no column {column!r}: its columns are {', '.join(source.column_names)}")
+    check_columns(source, audio_column, text_column, captions)
     return ColumnCaptions(source.select_columns([text_column]), text_column) if captions else None
 
 

@@ -118,3 +118,10 @@ def _described(fields: Mapping[str, Field]) -> str:
     return ", ".join(
         f"{name} ({field.looks_like}{'' if field.is_required else '; optional'})" for name, field in fields.items()
     )
+
+
+def is_tensor(is_float: bool, *dimensions: int) -> Callable[[Any], bool]:
+    """Whether a value is a tensor of floats (or of whole numbers) with one of these numbers of dimensions."""
+    return lambda value: (
+        isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
+    )

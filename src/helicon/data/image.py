@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from helicon.data.dataset import BadFile, View
 from helicon.data.fields import TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
-from helicon.data.paired import CaptionSource, ColumnCaptions, Paired, captions_of
+from helicon.data.paired import CaptionSource, ColumnCaptions, Paired, captions_of, check_columns
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png")
 
@@ -258,16 +258,7 @@ def _from_columns(
     image_column: str,
     text_column: str,
 ) -> View:
-    if isinstance(source, dict) or not hasattr(source, "__len__"):
-        raise ValueError(
-            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
-            "or put a streaming dataset into a torch DataLoader"
-        )
-    if captions not in (None, "column"):
-        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
-    for column in (image_column, text_column) if captions else (image_column,):
-        if column not in source.column_names:
-            raise ValueError(f"the dataset has no column {column!r}: its columns are {', '.join(source.column_names)}")
+    check_columns(source, image_column, text_column, captions)
     images = ImageColumn(source, image_column, transform, augment)
     if captions is None:
         return _alone(images)

@@ -31,7 +31,7 @@ from helicon.data.collate import Batch, collate
 from helicon.data.dataset import BadFile, View, read, unaugmented
 from helicon.data.fields import TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
-from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of
+from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
 from helicon.data.seeds import seeded_generator
 from helicon.data.split import Subset
 
@@ -513,16 +513,7 @@ def _from_columns(
     mesh_column: str,
     text_column: str,
 ) -> View:
-    if isinstance(source, dict) or not hasattr(source, "__len__"):
-        raise ValueError(
-            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
-            "or put a streaming dataset into a torch DataLoader"
-        )
-    if captions not in (None, "column"):
-        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
-    for column in (mesh_column, text_column) if captions else (mesh_column,):
-        if column not in source.column_names:
-            raise ValueError(f"the dataset has no column {column!r}: its columns are {', '.join(source.column_names)}")
+    check_columns(source, mesh_column, text_column, captions)
     meshes = MeshColumn(source, mesh_column, transform, augment)
     if captions is None:
         return meshes

@@ -100,3 +100,17 @@ class Paired(View):
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         return {self.media: sample, "texts": self.captions[index]}
+
+
+def check_columns(source: Any, column: str, text_column: str, captions: CaptionSource | None) -> None:
+    """Raises where a dataset with columns (a Hugging Face one) has not those that are asked for."""
+    if isinstance(source, dict) or not hasattr(source, "__len__"):
+        raise ValueError(
+            f"a {type(source).__name__} is not one dataset with a length: choose a split, as in dataset['train'], "
+            "or put a streaming dataset into a torch DataLoader"
+        )
+    if captions not in (None, "column"):
+        raise ValueError(f'captions={captions!r} is for files: the texts of a dataset with columns are in a "column"')
+    for name in (column, text_column) if captions else (column,):
+        if name not in source.column_names:
+            raise ValueError(f"the dataset has no column {name!r}: its columns are {', '.join(source.column_names)}")

@@ -1,6 +1,6 @@
 """The trainers of AudioLM's stages: how their data is found, and the defaults they train with. The loop is the engine's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helicon.config import check
-from helicon.data.fields import TEXT, Field, route
+from helicon.data.fields import TEXT, Field, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache
@@ -38,17 +38,11 @@ from helicon.nn.network import Network, load_network
 NUM_MADE_UP = 64  # sounds that a tokenizer is fitted to where a recipe names none
 
 
-def _tensor(is_float: bool, *dimensions: int) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
-    )
-
-
 def batch_fields(stage: Stage) -> dict[str, Field]:
     """What a batch of a user's own DataLoader may hold for this stage."""
     fields = {
-        "semantic_token_ids": Field(_tensor(False, 2), "an integer tensor [b, t]"),
-        "token_ids": Field(_tensor(False, 3), "an integer tensor [b, t, q]"),
+        "semantic_token_ids": Field(is_tensor(False, 2), "an integer tensor [b, t]"),
+        "token_ids": Field(is_tensor(False, 3), "an integer tensor [b, t, q]"),
         "texts": TEXT,
         "is_end": Field(
             lambda value: isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool,
@@ -56,14 +50,14 @@ def batch_fields(stage: Stage) -> dict[str, Field]:
         ),
     }
     if stage.wav2vec is not None:
-        fields["raw_wave"] = Field(_tensor(True, 2), "a float tensor [b, n]")
+        fields["raw_wave"] = Field(is_tensor(True, 2), "a float tensor [b, n]")
     if stage.codec is not None:
         is_mono = stage.codec.channels == 1
         shape = "a float tensor [b, n]" if is_mono else "a float tensor [b, c, n]"
-        fields["raw_wave_for_codec"] = Field(_tensor(True, 2 if is_mono else 3), shape)
+        fields["raw_wave_for_codec"] = Field(is_tensor(True, 2 if is_mono else 3), shape)
     if stage.transformer.has_condition:
-        fields["text_embeds"] = Field(_tensor(True, 3), "a float tensor [b, t, e]")
-    lengths = Field(_tensor(False, 1), "an integer tensor [b]")
+        fields["text_embeds"] = Field(is_tensor(True, 3), "a float tensor [b, t, e]")
+    lengths = Field(is_tensor(False, 1), "an integer tensor [b]")
     fields |= {f"{name}_lengths": lengths for name in fields if name not in ("texts", "is_end")}
     return {name: replace(field, is_required=False) for name, field in fields.items()}
 

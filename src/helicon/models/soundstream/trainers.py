@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helicon.config import check, signature_without
 from helicon.data.audio import Recordings, TensorAudio, audio_data
-from helicon.data.fields import TEXT, Field, route
+from helicon.data.fields import TEXT, Field, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
 from helicon.engine.task import Batch
@@ -20,15 +20,8 @@ from helicon.engine.trainer import Trainer
 from helicon.models.soundstream.model import Audio, SoundStream
 from helicon.models.soundstream.task import SoundStreamTask
 
-
-def _tensor(is_float: bool, *dimensions: int) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
-    )
-
-
-WAVES = Field(_tensor(True, 2, 3), "a float tensor [b, n] or [b, c, n]")
-WHOLE = Field(_tensor(False, 1), "an integer tensor [b]", is_required=False)
+WAVES = Field(is_tensor(True, 2, 3), "a float tensor [b, n] or [b, c, n]")
+WHOLE = Field(is_tensor(False, 1), "an integer tensor [b]", is_required=False)
 FLAGS = Field(
     lambda value: isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool,
     "a bool tensor [b]",
