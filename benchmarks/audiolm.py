@@ -117,7 +117,7 @@ def time_training(name: str, size: Size, mask_prob: float, arguments: argparse.N
         trainer = StageTrainer(
             built(name, size, mask_prob), dataset=Rows(size, tokens, frames, 8 * rows), batch_size=rows, num_train_steps=10**6,
             num_workers=0 if arguments.tiny else 4, valid_frac=0, save_results_every=10**6, save_model_every=10**6, tensorboard=False,
-            results_folder=Path(folder) / "run",
+            compile=arguments.compile, results_folder=Path(folder) / "run",
         )  # fmt: skip
 
         def ten_steps() -> None:
@@ -182,6 +182,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that this script runs")
     parser.add_argument("--only", choices=("semantic", "coarse", "fine", "delayed"), help="one stage")
     parser.add_argument("--what", choices=("train", "generate"), help="one half")
+    parser.add_argument(
+        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="measurements, of 10 training steps or one call each")
     parser.add_argument(
         "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
@@ -195,10 +198,10 @@ def main() -> None:
             continue
         if arguments.what != "generate":
             for mask_prob in (0.0, 0.15) if name == "semantic" else (0.0,):
-                rows.append(time_training(name, size, mask_prob, arguments))
+                rows.append(report.measured(time_training(name, size, mask_prob, arguments)))
         if arguments.what != "train":
             for batch in (1, size.batches[0] if name == "semantic" else size.batches[1]):
-                rows.append(time_generation(name, size, batch, arguments))
+                rows.append(report.measured(time_generation(name, size, batch, arguments)))
     report.show("audiolm", rows, arguments.out)
 
 

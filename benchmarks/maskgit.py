@@ -68,7 +68,7 @@ def time_training(transformer: MaskGitTransformer, size: Size, arguments: argpar
     with tempfile.TemporaryDirectory() as folder:
         trainer = MaskGitTrainer(
             MaskGit(16 * size.side, transformer), dataset=TokenData(size), batch_size=size.batch, num_train_steps=10**6,
-            num_workers=size.workers, valid_frac=0, save_results_every=10**6, save_model_every=10**6, tensorboard=False,
+            num_workers=size.workers, valid_frac=0, save_results_every=10**6, save_model_every=10**6, tensorboard=False, compile=arguments.compile,
             use_ema=not arguments.no_ema, results_folder=Path(folder) / "run",
         )  # fmt: skip
 
@@ -145,6 +145,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that this script runs")
     parser.add_argument("--only", choices=("train", "generate"), help="one half")
     parser.add_argument("--no-ema", action="store_true", help="train without averaged weights")
+    parser.add_argument(
+        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="measurements, of 10 training steps or one call each")
     parser.add_argument(
         "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
@@ -157,7 +160,7 @@ def main() -> None:
         num_tokens=size.codebook, dim=size.dim, seq_len=size.tokens, depth=size.depth, heads=size.heads,
         dim_head=size.dim // size.heads, text_embed_dim=size.text[1],
     )  # fmt: skip
-    rows = [time_training(transformer, size, arguments)] if arguments.only != "generate" else []
+    rows = [report.measured(time_training(transformer, size, arguments))] if arguments.only != "generate" else []
     if arguments.only != "train":
         groups = 4 if arguments.tiny else 16
         vae = VQGanVAE(
@@ -166,7 +169,7 @@ def main() -> None:
         maskgit = MaskGit(16 * size.side, transformer, vae=vae).to(report.device())
         assert maskgit.vae is not None
         for batch in size.batches:
-            rows += time_generation(maskgit, size, batch, arguments)
+            rows += [report.measured(row) for row in time_generation(maskgit, size, batch, arguments)]
             rows.append(time_decoding(maskgit.vae, size, batch, arguments))
         print(f"captured = step by step, token by token: {same_tokens(maskgit, size)}\n")
     count = sum(parameter.numel() for parameter in transformer.parameters()) / 1e6

@@ -55,6 +55,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row, said at once: the table comes at the end, and what is stopped before has not been for nothing."""
+    print("; ".join(f"{name} {_cell(value)}" for name, value in row.items() if value is not None), flush=True)
+    return dict(row)
+
+
 def show(name: str, rows: Sequence[Mapping[str, Any]], out: Path | None) -> None:
     """Prints a Markdown table of the rows and writes them with the hardware they were measured on."""
     columns = list(dict.fromkeys(key for row in rows for key in row))

@@ -5,10 +5,11 @@
     python benchmarks/speech.py --data speech --recipe reference --out report     # the reference's architecture and losses
     python benchmarks/speech.py --data synthetic --tiny --out report              # anywhere, a minute; means nothing
 
-A twentieth of the recordings (chosen by a hash of their names) is held out. The number of steps, and with it the cosine schedule, is fitted
-to the time. Judged with the averaged weights on whole held-out recordings (at most `--judged`, of at most 8 s): SI-SDR, log-mel
-distance, use of the codebooks, and PESQ where the package is installed (`pip install pesq`). The curves are of the run's own validation.
-`model.KEY=VALUE` and `trainer.KEY=VALUE` change the recipe.
+A twentieth of the recordings (chosen by a hash of their names) is held out. The number of steps, and with it the cosine schedule, is
+fitted to the time, and the discriminators take part from `--adversary-from` of them on. Judged with the averaged weights on whole held-out
+recordings (at most `--judged`, of at most 8 s): SI-SDR, log-mel distance, use of the codebooks, and PESQ where the package is installed
+(`pip install pesq`; `--only-pesq` hears what an earlier call has written to `--out`, on a machine that has it). The curves are of the run's
+own validation. `model.KEY=VALUE` and `trainer.KEY=VALUE` change the recipe.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from helicon.metrics.image import codebook_use, perplexity
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 
 HELD_OUT, LONGEST, RESERVE = 0.05, 8.0, 60  # of the recordings; seconds of one that is judged; seconds for judging
-SHOWN = 4
+SHOWN = 4  # in the picture
 CURVES = ("loss", "valid_si_sdr", "valid_log_mel_distance", "valid_codebook_use")
 
 
@@ -91,7 +92,9 @@ def _read(path: Path, hz: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(samples[:, 0]))
 
 
-def judge(codec: SoundStream, held_out: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Any], list[Any]]:
+def judge(
+    codec: SoundStream, held_out: Sequence[Tensor], device: torch.device, written: int
+) -> tuple[dict[str, Any], list[Any]]:
     """The quality of whole recordings, and the first of them with their reconstructions."""
     found: dict[str, list[float]] = {"SI-SDR, dB": [], "log-mel distance": [], "PESQ": []}
     rows, codes = [], []
@@ -103,7 +106,7 @@ def judge(codec: SoundStream, held_out: Sequence[Tensor], device: torch.device) 
         found["SI-SDR, dB"].append(si_sdr(rebuilt, audio).item())
         found["log-mel distance"].append(log_mel_distance(rebuilt, audio, codec.sample_hz).item())
         found["PESQ"] += _pesq(audio[0, 0], rebuilt[0, 0], codec.sample_hz)
-        if len(rows) < SHOWN:
+        if len(rows) < written:
             rows.append({"original": audio[0].cpu(), "rebuilt": rebuilt[0].cpu()})
     numbers: dict[str, Any] = {name: sum(values) / len(values) if values else None for name, values in found.items()}
     levels = torch.cat(codes)[None].unbind(-1)
@@ -124,18 +127,39 @@ def _pesq(real: Tensor, made: Tensor, hz: int) -> list[float]:
         return []  # of a recording in which it finds no words
 
 
+def written_pesq(folder: Path) -> float:
+    """The mean of the pairs of sounds in the folder."""
+    found = []
+    for original in sorted(folder.glob("*-original.wav")):
+        waves = [
+            _read(path, 16000) for path in (original, original.with_name(original.name.replace("original", "rebuilt")))
+        ]
+        found += _pesq(*(wave.float() / 2**15 for wave in waves), hz=16000)
+    if not found:
+        raise SystemExit(f"{folder} holds no pair NN-original.wav and NN-rebuilt.wav, or the package pesq is missing")
+    return sum(found) / len(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help='a folder with manifest.jsonl (path, text), or "synthetic"')
+    parser.add_argument("--data", default="synthetic", help='a folder with manifest.jsonl (path, text), or "synthetic"')
     parser.add_argument("--recipe", default="soundstream", help="of recipes/soundstream")
     parser.add_argument("--minutes", type=float, default=5.0, help="to train for")
     parser.add_argument("--budget-seconds", type=float, help="for all of it: it trains less if it must")
+    parser.add_argument(
+        "--adversary-from", type=float, default=0.6, help="part of the steps before the discriminators take part"
+    )
     parser.add_argument("--judged", type=int, default=60, help="held-out recordings listened to")
+    parser.add_argument("--written", type=int, default=4, help="of them written as sounds, beside their originals")
+    parser.add_argument("--only-pesq", action="store_true", help="hear what is in --out")
     parser.add_argument("--tiny", action="store_true", help="the debug recipe, to see that this script runs")
     parser.add_argument("--run", type=Path, default=Path("runs/speech"), help="where the network is kept")
     parser.add_argument("--out", type=Path, required=True, help="a folder for report.json, sounds and pictures")
     parser.add_argument("overrides", nargs="*", help="model.KEY=VALUE or trainer.KEY=VALUE")
     arguments = parser.parse_args()
+    if arguments.only_pesq:
+        print(f"PESQ {written_pesq(arguments.out):.2f}")
+        return
     start, device = time.monotonic(), report.device()
     name = "debug" if arguments.tiny else arguments.recipe
     recipe = load_recipe(
@@ -154,23 +178,24 @@ def main() -> None:
     on_device = [[wave.to(device) for wave in part] for part in (learned, held_out)]
     train, valid = Crops(on_device[0], batch, length, 10**6), Crops(on_device[1], batch, length, 4, shuffled=False)
 
-    def build(steps: int, _: int, run: Path | None) -> Trainer:
+    def build(steps: int, adversary_at: int, run: Path | None) -> Trainer:
         own = {
-            "num_train_steps": steps, "log_every": max(1, steps // 100), "val_every": max(1, steps // 20), "val_num_batches": None,
+            "num_train_steps": steps, "discr_start_step": adversary_at,
+            "log_every": max(1, steps // 100), "val_every": max(1, steps // 20), "val_num_batches": None,
             "save_results_every": 10**9, "save_model_every": 10**9, "tensorboard": False, "force_clear_prev_results": True,
             "results_folder": run or arguments.run / "codec-run",
         }  # fmt: skip
         return SoundStreamTrainer(codec, train_dataloader=train, val_dataloader=valid, **{**options, **own})
 
     deadline = Deadline(start, arguments.minutes, arguments.budget_seconds, RESERVE)
-    trainer, how = train_for(deadline, 2 if arguments.tiny else 30, build)
+    trainer, how = train_for(deadline, 2 if arguments.tiny else 30, build, arguments.adversary_from)
     with trainer.inference(), torch.autocast(device.type, enabled=False), torch.compiler.set_stance("force_eager"):
-        numbers, rows = judge(codec, held_out[: arguments.judged], device)
+        numbers, rows = judge(codec, held_out[: arguments.judged], device, arguments.written)
         codec.save(arguments.run / "codec")
     for number, row in enumerate(rows):
         for kind, wave in row.items():
             write_wave(arguments.out / f"{number:02d}-{kind}.wav", wave, codec.sample_hz)
-    spectrogram_grid(rows, codec.sample_hz).save(arguments.out / "spectrograms.png")
+    spectrogram_grid(rows[:SHOWN], codec.sample_hz).save(arguments.out / "spectrograms.png")
     curves(arguments.run / "codec-run", CURVES).save(arguments.out / "curves.png")
     shutil.copy(arguments.run / "codec-run" / "metrics.jsonl", arguments.out / "metrics.jsonl")
     parts = [part for part in (codec.autoencoder, codec.discriminators) if part is not None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
+from helicon.engine import optim
 from helicon.engine.optim import LossScale, Muon, NetworkOptimizer, OptimizerSettings, Schedule, orthogonalise
 from helicon.engine.options import TrainerOptions
 
@@ -247,7 +248,7 @@ def polar(matrix: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(7, 5), (5, 7), (6, 6), (1, 4), (64, 24)])
 def test_orthogonalise_gives_the_nearest_orthogonal_matrix(shape: tuple[int, int]) -> None:
     matrix = 100 * (torch.randn(shape, generator=torch.Generator().manual_seed(3)) + 2 * torch.eye(*shape))
-    found = orthogonalise(matrix, steps=5)
+    found = orthogonalise(matrix[None], steps=5)[0]
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.6 and values.max() < 1.3
     alignment = torch.nn.functional.cosine_similarity(found.flatten(), polar(matrix).flatten(), dim=0)
@@ -255,7 +256,7 @@ def test_orthogonalise_gives_the_nearest_orthogonal_matrix(shape: tuple[int, int
 
 
 def test_orthogonalise_of_nothing_is_nothing() -> None:
-    assert torch.equal(orthogonalise(torch.zeros(3, 4), 5), torch.zeros(3, 4))
+    assert torch.equal(orthogonalise(torch.zeros(2, 3, 4), 5), torch.zeros(2, 3, 4))
 
 
 def test_muon_moves_matrices_and_convolutions_by_their_orthogonal_momentum() -> None:
@@ -273,10 +274,29 @@ def test_muon_moves_matrices_and_convolutions_by_their_orthogonal_momentum() -> 
             momenta[name] = 0.9 * momenta[name] + 0.1 * gradient.flatten(1)
             nesterov = 0.9 * momenta[name] + 0.1 * gradient.flatten(1)
             size = 0.2 * math.sqrt(max(nesterov.shape))
-            expected[name] = expected[name] * (1 - 0.02 * 0.1) - 0.02 * size * orthogonalise(nesterov, 5)
+            expected[name] = expected[name] * (1 - 0.02 * 0.1) - 0.02 * size * orthogonalise(nesterov[None], 5)[0]
         optimizer.step(good())
     for name, value in expected.items():
         torch.testing.assert_close(mine.get_parameter(name).detach().flatten(1), value, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["muon", "lion"])
+def test_parameters_of_one_shape_are_stepped_together_as_they_would_be_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for at_once in (1, 30, 2**20):  # one by one, two at a time, all five
+        monkeypatch.setattr(optim, "MOST_AT_ONCE", at_once)
+        torch.manual_seed(0)
+        network = nn.Sequential(*(nn.Linear(3, 4, bias=False) if i != 2 else nn.Linear(4, 3) for i in range(6)))
+        optimizer = NetworkOptimizer(network, OptimizerSettings(optimizer=name, lr=0.02, wd=0.1), 10)
+        for step in range(3):
+            give_gradients(network, seed=step)
+            network[1].weight.grad = None if step == 1 else network[1].weight.grad
+            optimizer.step(good())
+        found.append([p.detach().clone() for p in network.parameters()])
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0], atol=1e-7, rtol=0)
 
 
 def test_muon_leaves_embeddings_and_vectors_to_adamw() -> None:

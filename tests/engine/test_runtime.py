@@ -205,14 +205,14 @@ def test_one_process_is_all_of_them() -> None:
 
 def test_a_network_of_one_process_is_wrapped_in_nothing() -> None:
     runtime, network = Runtime(options()), nn.Linear(2, 2)
-    assert runtime.wrap(network, compiled=True) is network
+    assert runtime.wrap(network, [network]) is network
     assert network._compiled_call_impl is None, "a CPU run does not compile unless asked"
     with runtime.without_sync({"a": network}):
         network(torch.ones(1, 2)).sum().backward()
     assert network.weight.grad is not None
 
 
-@pytest.mark.parametrize(("chosen", "compiles"), [("auto", False), (False, False), (True, True)])
+@pytest.mark.parametrize(("chosen", "compiles"), [("auto", False), (False, False), (True, True), ("graphs", True)])
 def test_compilation_is_as_asked_and_auto_leaves_a_cpu_alone(chosen: Any, compiles: bool) -> None:
     assert Runtime(options(compile=chosen)).compiles is compiles
 
@@ -221,9 +221,35 @@ def test_compilation_is_as_asked_and_auto_leaves_a_cpu_alone(chosen: Any, compil
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own import
 def test_compilation_takes_only_the_networks_a_task_allows() -> None:
     runtime, yes, no = Runtime(options(compile=True)), nn.Linear(2, 2), nn.Linear(2, 2)
-    runtime.wrap(yes, compiled=True)
-    runtime.wrap(no, compiled=False)
-    assert yes._compiled_call_impl is not None and no._compiled_call_impl is None
+    whole = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    runtime.wrap(yes, [yes])
+    runtime.wrap(no)
+    runtime.wrap(whole, [whole[1]])
+    is_compiled = [module._compiled_call_impl is not None for module in (yes, no, whole, *whole)]
+    assert is_compiled == [True, False, False, False, True]
+
+
+class Starting(nn.Module):
+    """Takes its beginning from the first batch, as a codebook does that begins with k-means."""
+
+    starts_from_data = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.was_compiled = torch.compiler.is_compiling()
+        self.starts_from_data = False
+        return x + 1
+
+
+@pytest.mark.slow  # loads the compiler
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_a_step_that_is_the_only_one_of_its_kind_is_not_compiled() -> None:
+    runtime, network, seen = Runtime(options(compile=True)), Starting(), []
+    network.compile(backend="eager")
+    for _ in range(3):
+        with runtime.step([network]):
+            assert network(torch.ones(1)) == 2
+        seen.append(network.was_compiled)
+    assert seen == [False, True, True]
 
 
 def test_tensors_of_a_batch_move_and_the_rest_stays() -> None:

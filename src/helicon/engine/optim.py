@@ -5,16 +5,19 @@ weights nor the optimizer's state, and costs no host synchronisation to find out
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from helicon.engine.options import TrainerOptions
+
+MOST_AT_ONCE = 2**27  # numbers of parameters of one shape that are stepped together: it takes a few times their memory
 
 
 @dataclass(frozen=True)
@@ -135,15 +138,12 @@ class Lion(torch.optim.Optimizer):
         keep = _keep_flag(self)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                momentum = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
-                gradient = torch.where(keep, parameter.grad, 0)
+            for parameters, averages in _alike(self, group["params"], "exp_avg"):
+                gradient = torch.where(keep, _stacked([p.grad for p in parameters]), 0)
+                momentum = _stacked(averages)
                 direction = momentum.lerp(gradient, 1 - beta1).sign_()
-                parameter.mul_(1 - group["lr"] * group["weight_decay"] * keep)
-                parameter.sub_(direction * (group["lr"] * keep))
-                momentum.copy_(torch.where(keep, momentum.lerp(gradient, 1 - beta2), momentum))
+                _move(parameters, direction * (group["lr"] * keep), 1 - group["lr"] * group["weight_decay"] * keep)
+                _fill(averages, torch.where(keep, momentum.lerp(gradient, 1 - beta2), momentum))
 
 
 class Muon(torch.optim.Optimizer):
@@ -168,33 +168,74 @@ class Muon(torch.optim.Optimizer):
         assert closure is None
         keep = _keep_flag(self)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                gradient = torch.where(keep, parameter.grad, 0)
+            for parameters, averages in _alike(self, group["params"], "momentum"):
+                gradient = torch.where(keep, _stacked([p.grad for p in parameters]), 0)
+                momentum = _stacked(averages)
                 updated = momentum.lerp(gradient, 1 - group["momentum"])
-                matrix = gradient.lerp(updated, group["momentum"]).flatten(1)  # Nesterov; a convolution is a matrix too
-                direction = orthogonalise(matrix, group["ns_steps"]).view_as(parameter)
-                scale = 0.2 * math.sqrt(max(matrix.shape))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"] * keep)
-                parameter.sub_(direction.to(parameter.dtype) * (group["lr"] * scale * keep))
-                momentum.copy_(torch.where(keep, updated, momentum))
+                matrices = gradient.lerp(updated, group["momentum"]).flatten(
+                    2
+                )  # Nesterov; a convolution is a matrix too
+                directions = orthogonalise(matrices, group["ns_steps"]).view_as(gradient).to(gradient.dtype)
+                scale = 0.2 * math.sqrt(max(matrices.shape[1:]))
+                decay = 1 - group["lr"] * group["weight_decay"] * keep
+                _move(parameters, directions * (group["lr"] * scale * keep), decay)
+                _fill(averages, torch.where(keep, updated, momentum))
 
 
-def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
-    """About U V^T of the matrix's singular value decomposition, by a quintic Newton-Schulz iteration."""
-    if isinstance(matrix, DTensor):  # each process has some rows, and the iteration needs all of them
-        whole = orthogonalise(matrix.full_tensor(), steps)
-        return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+def _alike(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], name: str
+) -> Iterator[tuple[list[nn.Parameter], list[Tensor]]]:
+    """Parameters of one shape that have a gradient, with their averages of this name: a network has a hundred matrices but few
+    shapes of them, and a step that treats them one by one keeps the host busier than the device."""
+    together: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            alone = id(parameter) if isinstance(parameter, DTensor) else 0
+            together.setdefault((parameter.shape, parameter.dtype, parameter.device, alone), []).append(parameter)
+    for alike in together.values():
+        many = max(1, MOST_AT_ONCE // max(1, alike[0].numel()))
+        for start in range(0, len(alike), many):
+            part = alike[start : start + many]
+            for parameter in part:
+                if name not in optimizer.state[parameter]:
+                    optimizer.state[parameter][name] = torch.zeros_like(parameter)
+            yield part, [optimizer.state[parameter][name] for parameter in part]
+
+
+def _stacked(tensors: Sequence[Tensor | None]) -> Tensor:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(present) if len(present) > 1 else present[0].unsqueeze(0)
+
+
+def _move(parameters: list[nn.Parameter], step: Tensor, decay: Tensor) -> None:
+    here = [_here(parameter) for parameter in parameters]
+    torch._foreach_mul_(here, decay)
+    torch._foreach_sub_(here, [_here(each) for each in step.unbind()])
+
+
+def _fill(tensors: list[Tensor], values: Tensor) -> None:
+    torch._foreach_copy_([_here(tensor) for tensor in tensors], [_here(each) for each in values.unbind()])
+
+
+def _here(tensor: Tensor) -> Tensor:
+    """What this process has of it: several shards are not stepped at once otherwise."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def orthogonalise(matrices: Float[Tensor, "k m n"], steps: int) -> Float[Tensor, "k m n"]:
+    """About U V^T of each matrix's singular value decomposition, by a quintic Newton-Schulz iteration."""
+    if isinstance(matrices, DTensor):  # each process has some rows, and the iteration needs all of them
+        whole = orthogonalise(matrices.full_tensor(), steps)
+        return distribute_tensor(whole, matrices.device_mesh, matrices.placements, src_data_rank=None)
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    tall = x.shape[0] > x.shape[1]
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    x = x / (x.norm() + 1e-7)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x
 
 

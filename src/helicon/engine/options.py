@@ -51,7 +51,7 @@ _AT_LEAST = {
 _CHOICES = {
     "optimizer": ("adamw", "adam", "lion", "muon"),
     "mixed_precision": ("auto", "no", "bf16", "fp16"),
-    "compile": ("auto", True, False),
+    "compile": ("auto", "graphs", True, False),
 }
 
 
@@ -111,7 +111,8 @@ class TrainerOptions:
 
     # The machine.
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # auto: bf16 where CUDA has it, else no
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on CUDA
+    # torch.compile; auto: on CUDA; graphs: and recorded as CUDA graphs, for many small kernels and few different shapes
+    compile: bool | Literal["auto", "graphs"] = "auto"
     shard: bool = False  # parameters, gradients and optimizer state split over the processes (one-network tasks)
     accelerator: Any = None  # an accelerate.Accelerator of your own
     accelerate_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the one made here

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
@@ -33,6 +33,8 @@ PEAK_FLOPS = {
     "3090": 71e12,
 }
 
+MOST_VERSIONS = 64  # of compiled code
+
 
 class Runtime:
     """The processes and the device of a run."""
@@ -43,7 +45,10 @@ class Runtime:
         self.rank: int = self.accelerator.process_index
         self.world_size: int = self.accelerator.num_processes
         self.precision = _precision(options, self.device)
-        self.compiles = options.compile is True or (options.compile == "auto" and self.device.type == "cuda")
+        is_cuda = self.device.type == "cuda"
+        self.compiles = options.compile in (True, "graphs") or (options.compile == "auto" and is_cuda)
+        self.records = options.compile == "graphs" and is_cuda
+        self._is_starting = self.compiles
         self.shards = options.shard
         if self.shards and self.world_size == 1:
             raise ValueError("shard=True needs several processes: start the run with torchrun, or leave it out")
@@ -66,10 +71,15 @@ class Runtime:
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
         return torch.autocast(self.device.type, dtype=dtype)
 
-    def wrap(self, network: nn.Module, compiled: bool) -> nn.Module:
-        """The network as the loop calls it: compiled in place, and synchronised or sharded over the processes."""
-        if compiled and self.compiles:
-            network.compile()
+    def wrap(self, network: nn.Module, compiled: Iterable[nn.Module] = ()) -> nn.Module:
+        """The network as the loop calls it: it or parts of it compiled in place, and synchronised or sharded over the processes."""
+        if (
+            self.compiles
+        ):  # parts of different sizes share their code, and more than this many versions of it would be left uncompiled
+            torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
+        for module in compiled if self.compiles else ():
+            # (Many small graphs cost more than they save.)
+            module.compile(mode="reduce-overhead" if self.records and module is network else None)
         if self.is_distributed:
             self._equalise(network)
         if self.shards:
@@ -104,6 +114,18 @@ class Runtime:
         module.requires_grad_(False).eval()
         if self.compiles:
             module.compile()
+
+    @contextmanager
+    def step(self, networks: Iterable[nn.Module]) -> Iterator[None]:
+        """Around a training step. One in which a network takes its beginning from the data is not compiled: it is the only one."""
+        if self.records:
+            torch.compiler.cudagraph_mark_step_begin()
+        is_first = self._is_starting and any(
+            getattr(m, "starts_from_data", False) for network in networks for m in network.modules()
+        )
+        self._is_starting = is_first
+        with torch.compiler.set_stance("force_eager") if is_first else nullcontext():
+            yield
 
     @contextmanager
     def without_sync(self, networks: Mapping[str, nn.Module]) -> Iterator[None]:

@@ -47,7 +47,9 @@ class Task:
     networks: dict[str, nn.Module]
     frozen: Mapping[str, nn.Module]
     averaged: tuple[str, ...]  # the networks whose weights are averaged (EMA); all but adversaries
-    compiled: tuple[str, ...]  # the networks that torch.compile may take, where the run compiles
+    compiled: dict[
+        str, tuple[nn.Module, ...]
+    ]  # what torch.compile takes of each network: it as a whole, or parts of it
     unit: str = "samples"  # what throughput counts
 
     def __init__(
@@ -61,7 +63,7 @@ class Task:
         self.networks = dict(networks or {"model": model})
         self.frozen = dict(frozen or {})
         self.averaged = tuple(self.networks) if averaged is None else tuple(averaged)
-        self.compiled = tuple(self.networks)
+        self.compiled = {name: (network,) for name, network in self.networks.items()}
 
     def weight(self, batch: Batch) -> Tensor | float:
         """How many items the mean loss of this batch is over (tokens, frames, faces): the weight of its gradient."""

@@ -93,7 +93,9 @@ class Trainer:
         for module in task.frozen.values():
             self.runtime.freeze(module)
         self.raw = dict(task.networks)
-        self.wrapped = {name: self.runtime.wrap(network, name in task.compiled) for name, network in self.raw.items()}
+        self.wrapped = {
+            name: self.runtime.wrap(network, task.compiled.get(name, ())) for name, network in self.raw.items()
+        }
         self._trainable = {name: [p for p in n.parameters() if p.requires_grad] for name, n in self.raw.items()}
         first = next(iter(self.raw))
         self.optimizers = {
@@ -161,7 +163,8 @@ class Trainer:
             self.reporter.take_back(self.step)
         with nullcontext() if self._inside_session else self._mode(True):
             micro = self._next_batches() if self._ahead is None else self._ahead
-            logs = self._optimize(micro)
+            with self.runtime.step(self.raw.values()):
+                logs = self._optimize(micro)
             self.step += 1
             self.position = self.feed.train.after(self.position)
             if self.ema is not None:

@@ -105,16 +105,17 @@ class VectorQuantizer(RowQuantizer):
         self.register_buffer("initialised", torch.tensor(not kmeans_init))
         self.register_buffer("draws", torch.tensor(0))
         # Whether k-means may still be due. The buffer decides, on the device; this only spares the host from asking it
-        # at every step. After loading, k-means may run once and be thrown away.
-        self._may_start = kmeans_init
+        # at every step. After loading, k-means may run once and be thrown away. (The training loop looks for it, too: a step
+        # that is the only one of its kind is not worth compiling.)
+        self.starts_from_data = kmeans_init
         if kmeans_init:
-            self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_may_start", True))
+            self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "starts_from_data", True))
 
     def quantize_rows(self, rows: Float[Tensor, "r c"], keep: Bool[Tensor, " r"]) -> QuantizedRows:
         rows = self._comparable(rows)
-        if self.training and self._may_start:
+        if self.training and self.starts_from_data:
             self._start(rows.detach(), keep)
-            self._may_start = False
+            self.starts_from_data = False
         codes = self._choose(rows, self.codebook, is_sampled=self.training and self.stochastic_sample_codes)
         chosen = F.embedding(codes, self.codebook)
         commitment = mean_over(keep, (rows - chosen.detach()) ** 2)
@@ -180,7 +181,9 @@ class VectorQuantizer(RowQuantizer):
     @torch.no_grad()
     def _start(self, rows: Float[Tensor, "r c"], keep: Bool[Tensor, " r"]) -> None:
         """k-means over all ranks' rows, unless the codebook is initialised already (or there are no rows)."""
-        means, num_rows = self._draw_rows(rows, keep, torch.arange(self.codebook_size, device=rows.device))
+        # (Counted, because the compiler multiplies what it knows to be a range in 32 bits, where the prime does not fit.)
+        place = torch.ones_like(self.cluster_size, dtype=torch.long).cumsum(0) - 1
+        means, num_rows = self._draw_rows(rows, keep, place)
         counts = self.cluster_size
         for _ in range(self.kmeans_iters):
             counts, sums = self._cluster(rows, self._choose(rows, means), keep)

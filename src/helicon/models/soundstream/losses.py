@@ -137,13 +137,19 @@ def feature_loss(fake: Judgements, real: Judgements, relative: bool = True) -> F
     `relative` divides each layer's by the mean magnitude it has for the real sound (EnCodec's), so that a discriminator
     cannot make the loss grow by growing its features.
     """
-    errors = []
-    for name, judgement in fake.items():
-        for seen, wanted in zip(judgement.features, real[name].features, strict=True):
-            wanted = wanted.detach().float()
-            error = (seen.float() - wanted).abs().mean()
-            errors.append(error / wanted.abs().mean().clamp(min=1e-8) if relative else error)
-    return torch.stack(errors).mean()
+    # (There are a hundred layers: one by one they would keep the host busier than the device.)
+    seen = [x.float() for judgement in fake.values() for x in judgement.features]
+    wanted = [x.detach().float() for name in fake for x in real[name].features]
+    errors = _mean_sizes(torch._foreach_sub(seen, wanted))
+    if relative:
+        errors = errors / _mean_sizes(wanted).clamp(min=1e-8)
+    return errors.mean()
+
+
+def _mean_sizes(tensors: Sequence[Tensor]) -> Float[Tensor, " k"]:
+    """The mean absolute value of each."""
+    sums = torch._foreach_norm(list(tensors), 1)
+    return torch.stack(torch._foreach_div(sums, [float(tensor.numel()) for tensor in tensors]))
 
 
 def gradient_penalty(judge: Judge, audio: Float[Tensor, "b c n"], weight: float = 10.0) -> Float[Tensor, ""]:

@@ -18,8 +18,9 @@ from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.metrics.audio import log_mel_distance, si_sdr, spectrogram_image
 from helicon.metrics.image import codebook_use, perplexity
 from helicon.models.soundstream.autoencoder import Reconstruction
+from helicon.models.soundstream.layers import LocalAttention, Snake
 from helicon.models.soundstream.losses import PENALTY, Judgements, total_of_discriminators, without_padding
-from helicon.models.soundstream.model import SoundStream
+from helicon.models.soundstream.model import CoarseFirst, SoundStream
 
 MAX_SHOWN = 4
 
@@ -58,6 +59,9 @@ class SoundStreamTask(Task):
         if soundstream.discriminators is not None:
             networks["discriminator"] = soundstream.discriminators
         super().__init__(soundstream, networks, averaged=("generator",))
+        # Convolutions gain nothing, and as a whole the networks take many minutes to compile.
+        worthwhile = (Snake, LocalAttention, CoarseFirst)
+        self.compiled = {"generator": tuple(m for m in soundstream.autoencoder.modules() if isinstance(m, worthwhile))}
         self.discr_start_step = discr_start_step
         self.apply_grad_penalty_every = apply_grad_penalty_every
 
