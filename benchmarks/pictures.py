@@ -42,8 +42,8 @@ from helicon.data.image import to_channels, to_tensor
 from helicon.data.split import split_indices
 from helicon.data.synthetic import SyntheticShapes
 from helicon.engine.trainer import Trainer
+from helicon.metrics.contact_sheet import contact_sheet
 from helicon.metrics.image import codebook_use, frechet_distance, image_grid, perplexity, psnr
-from helicon.models.muse.contact_sheet import contact_sheet
 from helicon.models.muse.generate import Filler
 from helicon.nn.network import load_network
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from helicon.config import signature_without
 from helicon.data.dataset import BadFile
 from helicon.data.image import ImageTransform
-from helicon.models.muse.contact_sheet import GAP, contact_sheet
+from helicon.metrics.contact_sheet import GAP, contact_sheet
 from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import MaskGit
 from helicon.models.muse.pipeline import Muse, pil_images

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
-from helicon.models.muse.contact_sheet import contact_sheet
+from helicon.metrics.contact_sheet import contact_sheet
 from helicon.models.muse.generate import Filler
 from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from helicon.models.muse.contact_sheet import GAP, MIN_WIDTH, contact_sheet
+from helicon.metrics.contact_sheet import GAP, MIN_WIDTH, contact_sheet
 
 
 def test_pictures_stand_in_rows_with_their_captions_below():
