@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helicon.data.loader import Loader
-from helicon.data.mesh import MeshTransform, collate_meshes, face_edges, mesh_data
+from helicon.data.mesh import MeshTransform, face_edges
+from helicon.data.mesh_data import collate_meshes, mesh_data
 from helicon.data.synthetic_meshes import FOOTPRINTS, HEIGHTS, KINDS, MeshAttributes, SyntheticMeshes, describe_mesh
 
 

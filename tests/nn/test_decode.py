@@ -68,11 +68,55 @@ class StreamedFamily(TokenModel):
         return is_blank != has_started
 
 
+class InnerFamily(TokenModel):
+    """Three streams, drawn one after the other by a narrower transformer; the first may end a row, after the first token."""
+
+    def __init__(self, inner_reads_context: bool = False, **options):
+        super().__init__()
+        self.vocabulary, self.streams = VOCABULARY, STREAMS
+        context = {"cross_attend": True, "dim_context": 7} if inner_reads_context else {}
+        self.transformer = Transformer(DIM, 2, heads=2, dim_head=6, causal=True, **options)
+        self.inner = Transformer(8, 2, heads=2, dim_head=4, causal=True, **context)
+        self.embedding = nn.Embedding(STREAMS * VOCABULARY, DIM)
+        self.to_inner = nn.Linear(DIM, 8)
+        self.heads = nn.Parameter(torch.randn(STREAMS, 8, VOCABULARY))
+
+    def embed_tokens(self, tokens, index):
+        return self.embedding(tokens + torch.arange(STREAMS, device=index.device) * VOCABULARY).sum(dim=1)
+
+    def embed_stream(self, hidden, before, stream):
+        return self.to_inner(hidden if before is None else self.embedding(before + (stream - 1) * VOCABULARY))
+
+    def stream_logits(self, hidden, stream):
+        return hidden @ self.heads[stream]
+
+    def allowed_tokens(self, index):
+        token = torch.arange(VOCABULARY, device=index.device)
+        is_first = (torch.arange(STREAMS, device=index.device) == 0)[:, None]
+        return (token != EOS) | (is_first & (index > 0))
+
+    def logits_of(self, hidden, tokens, context):
+        """All streams of one token, from a pass over those before each."""
+        given = [self.embed_stream(hidden, None if k == 0 else tokens[:, k - 1], k) for k in range(tokens.shape[1] + 1)]
+        said = self.inner(torch.stack(given, dim=1), **(context if self.inner.cross_attend else {}))
+        return self.stream_logits(said[:, -1], tokens.shape[1])
+
+
+class PickyFamily(InnerFamily):
+    """What may be drawn differs by row: in the first, a stream may only draw its own number."""
+
+    def allowed_tokens(self, index):
+        token = torch.arange(VOCABULARY, device=index.device)
+        own = token == torch.arange(STREAMS, device=index.device)[:, None]
+        return torch.stack([own, *[torch.ones_like(own)] * 2])
+
+
 def build(kind: type = Family, **options) -> TokenModel:
     torch.manual_seed(0)
     family = kind(**options)
     with torch.no_grad():
-        for parameter in family.transformer.parameters():
+        inner = [] if family.inner is None else family.inner.parameters()
+        for parameter in (*family.transformer.parameters(), *inner):
             parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 1))
     return family
 
@@ -215,6 +259,69 @@ def test_the_last_stream_ends_a_row():
         assert (row[length:] == -7).all()
 
 
+def naive_in_turn(family: InnerFamily, prompt: Prompt, count: int, sampling: Sampling, seed: int) -> list[list]:
+    """As `naive`: every stream of every token from passes over all that was before it."""
+    family.eval()
+    generator = torch.Generator().manual_seed(seed)
+    groups = range(2 if sampling.is_guided else 1)
+    parts = [[None if x is None else x.chunk(len(groups))[g] for x in vars(prompt).values()] for g in groups]
+    unguided = Sampling(**{**vars(sampling), "cond_scale": 1.0})
+    tokens = torch.zeros(len(prompt.embeddings) // len(groups), 0, STREAMS, dtype=torch.long)
+    for index in range(count):
+        shape = (len(tokens), STREAMS, VOCABULARY)
+        uniform = torch.rand(shape, generator=generator) if sampling.temperature else torch.zeros(shape)
+        drawn = tokens[:, :0, 0]
+        for stream in range(STREAMS):
+            logits = []
+            for embeddings, _, context, context_mask, _ in parts:
+                new = [family.embed_tokens(tokens[:, i], torch.tensor(i))[:, None] for i in range(index)]
+                given = {"context": context, "context_mask": context_mask}
+                hidden = family.transformer(torch.cat([embeddings, *new], dim=1), **given)
+                logits.append(family.logits_of(hidden[:, -1], drawn, given))
+            guided = guide(*logits, sampling.cond_scale) if sampling.is_guided else logits[0]
+            allowed = family.allowed_tokens(torch.tensor(index))[..., stream, :]
+            drawn = torch.cat((drawn, unguided.token(guided, uniform[:, stream], allowed)[:, None]), dim=1)
+        tokens = torch.cat((tokens, drawn[:, None]), dim=1)
+    rows = tokens.tolist()
+    ends = [[token[0] for token in row] for row in rows]
+    return [row[: first.index(EOS)] if EOS in first else row for row, first in zip(rows, ends, strict=True)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.8, top_k=5, cond_scale=2.5)], ids=str)
+@pytest.mark.parametrize("reads_context", [False, True])
+@torch.no_grad()
+def test_streams_in_turn_are_recomputing(reads_context, sampling):
+    options = FAMILIES["cross"] if reads_context else {}
+    family = build(InnerFamily, inner_reads_context=reads_context, **options)
+    decoder = Decoder(family, eos_id=EOS)
+    for length in (4, 2):  # the second with what the first left behind
+        prompt = prompt_for(options, 6, length)
+        decoded = decoder(prompt, max_new_tokens=9, seed=3, sampling=sampling, poll_every=2)
+        assert rows_of(decoded) == naive_in_turn(family, prompt, 9, sampling, seed=3)
+        assert len(decoded.tokens) == (3 if sampling.is_guided else 6)
+        assert all(len(row) for row in rows_of(decoded))
+
+
+@torch.no_grad()
+def test_the_first_of_streams_in_turn_ends_a_row():
+    family, prompt = build(InnerFamily), prompt_for({}, 5)
+    expected = naive_in_turn(family, prompt, 40, Sampling(), seed=1)
+    lengths = [len(row) for row in expected]
+    assert 0 < min(lengths) < max(lengths)
+    decoded = Decoder(family, eos_id=EOS, pad_id=-7)(prompt, max_new_tokens=40, seed=1)
+    assert rows_of(decoded) == expected and decoded.lengths.tolist() == lengths
+    for row, length in zip(decoded.tokens, lengths, strict=True):
+        assert (row[length:] == -7).all()
+
+
+@torch.no_grad()
+def test_what_is_allowed_may_differ_by_row():
+    family, prompt = build(PickyFamily), prompt_for({}, 3)
+    tokens = Decoder(family)(prompt, max_new_tokens=7, seed=0).tokens
+    assert tokens[0].tolist() == [[0, 1, 2]] * 7
+    assert tokens[1:].unique().numel() > STREAMS
+
+
 @torch.no_grad()
 def test_ends_stop_rows_and_pad():
     family, prompt = build(), prompt_for({}, 5)
@@ -323,10 +430,14 @@ def test_senseless_requests_are_refused():
     assert Decoder(family)(prompt, max_new_tokens=36, seed=0).tokens.shape == (3, 36)
 
 
+INNER = {"inner_reads_context": True, **FAMILIES["cross"]}
+CAPTURED = [*((Family, x) for x in FAMILIES.values()), (StreamedFamily, {}), (InnerFamily, {}), (InnerFamily, INNER)]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(filter_thres=0.5), Sampling(cond_scale=3.0, top_p=0.9)], ids=str)
-@pytest.mark.parametrize(("kind", "options"), [(Family, x) for x in FAMILIES.values()] + [(StreamedFamily, {})])
+@pytest.mark.parametrize(("kind", "options"), CAPTURED)
 def test_captured_steps_are_eager_steps(kind, options, sampling):
     family = build(kind, **options).cuda()
     limit = 36 if "max_seq_len" in options else 300
@@ -345,7 +456,7 @@ def test_captured_steps_are_eager_steps(kind, options, sampling):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own, when it is imported
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("kind", "options"), [(Family, x) for x in FAMILIES.values()] + [(StreamedFamily, {})])
+@pytest.mark.parametrize(("kind", "options"), CAPTURED)
 def test_compiled_steps_are_eager_steps(kind, options):
     """In fp32: in bf16, fused kernels round in other places."""
     family = build(kind, **options).cuda()

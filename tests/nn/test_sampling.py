@@ -90,6 +90,19 @@ def test_guidance():
     torch.testing.assert_close(half, (guide(cond, null, 5.0) + guide(cond, null, 5.0, rescale_phi=1.0)) / 2)
 
 
+def test_what_is_allowed_may_differ_by_row_and_stream():
+    torch.manual_seed(0)
+    logits, uniform, allowed = torch.randn(6, 2, 5), torch.rand(3, 2, 5), torch.rand(3, 2, 5) > 0.5
+    allowed[..., 0] = True
+    sampling = Sampling(cond_scale=2.0)
+    tokens = sampling.token(logits, uniform, allowed)
+    for row in range(3):
+        for stream in range(2):
+            both = logits[[row, row + 3], stream]
+            expected = sampling.token(both, uniform[row : row + 1, stream], allowed[row, stream])
+            assert tokens[row, stream] == expected and allowed[row, stream, tokens[row, stream]]
+
+
 def test_what_is_not_allowed_survives_no_guidance():
     """The mask comes after guidance: minus infinity less minus infinity is no number."""
     sampling = Sampling(temperature=0.0, cond_scale=3.0)

@@ -5,37 +5,26 @@ bins, vertices that meet there become one, and what then has no area or is there
 sequence model learns: vertices by (z, y, x), each face from its lowest corner on, faces by their corners. All of it is
 integer arithmetic on bins, so it is the same everywhere.
 
-Sources: a folder, a manifest, a Hugging Face dataset, or any torch Dataset. v vertices, f faces, n corners, e edges.
+Datasets of them are in `mesh_data`. v vertices, f faces, n corners, e edges.
 """
 
-import dataclasses
 import io
-import logging
 import math
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
-from helicon.data.collate import Batch, collate
-from helicon.data.dataset import BadFile, View, read, unaugmented
-from helicon.data.fields import TEXT, Field, Routed
-from helicon.data.files import Files, find_files, read_manifest
-from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
-from helicon.data.seeds import seeded_generator
-from helicon.data.split import Subset
-
-logger = logging.getLogger(__name__)
+from helicon.data.dataset import BadFile
+from helicon.nn.bins import discretize, undiscretize
 
 MESH_EXTENSIONS = ("obj", "glb", "ply", "stl", "off")
 TEXT_EXTENSIONS = ("obj", "off")
@@ -77,9 +66,7 @@ def quantize_coordinates(
     continuous_range: tuple[float, float] = (-1.0, 1.0),
 ) -> Int[Tensor, "*shape"]:
     """The bin each number is in: `num_discrete_coors` equal ones; what is outside of the range is in the first or last."""
-    low, high = continuous_range
-    bins = ((coordinates - low) / (high - low) * num_discrete_coors).floor()
-    return bins.clamp(0, num_discrete_coors - 1).long()
+    return discretize(coordinates, num_discrete_coors, continuous_range)
 
 
 def dequantize_coordinates(
@@ -88,8 +75,7 @@ def dequantize_coordinates(
     continuous_range: tuple[float, float] = (-1.0, 1.0),
 ) -> Float[Tensor, "*shape"]:
     """The centres of the bins: at most half a bin from what was there."""
-    low, high = continuous_range
-    return ((bins.double() + 0.5) / num_discrete_coors * (high - low) + low).float()
+    return undiscretize(bins, num_discrete_coors, continuous_range)
 
 
 def fit_to_cube(vertices: Float[Tensor, "v 3"]) -> Float[Tensor, "v 3"]:
@@ -346,244 +332,3 @@ class MeshTransform:
         if self.up == "y":
             return torch.stack([cos * x + sin * z, y, cos * z - sin * x], dim=1)
         return torch.stack([cos * x - sin * y, cos * y + sin * x, z], dim=1)
-
-
-class MeshFiles(Dataset[dict[str, Tensor]]):
-    """Mesh files, by path."""
-
-    def __init__(self, files: Files, transform: MeshTransform, augment: bool = True):
-        self.files, self.transform, self.augment = files, transform, augment
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    @property
-    def keys(self) -> list[str]:
-        return self.files.keys
-
-    def fetch(self, index: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        path = self.files.paths[index]
-        mesh = read_mesh(path, path.suffix.lower().removeprefix("."), str(path), self.transform.quads)
-        return self.transform(mesh, str(path), self.augment, generator)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.fetch(index)
-
-
-class MeshColumn(View):
-    """The mesh files in one column of a Hugging Face dataset: {"bytes", "path"}, a path, or bytes alone."""
-
-    def __init__(self, dataset: Any, column: str, transform: MeshTransform, augment: bool = True):
-        feature = dataset.features[column]
-        if getattr(feature, "decode", False):  # read here, so that a damaged one is a BadFile
-            dataset = dataset.cast_column(column, dataclasses.replace(feature, decode=False))
-        super().__init__(dataset.select_columns([column]))
-        self.column, self.transform, self.augment = column, transform, augment
-
-    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        value = sample[self.column]
-        if not isinstance(value, Mapping):
-            value = {"bytes": value} if isinstance(value, bytes) else {"path": value}
-        content, path = value.get("bytes"), value.get("path")
-        name = f"row {index} {path or ''}".strip()
-        if content is None and not isinstance(path, str):
-            raise BadFile(name, f"its column {self.column} holds no mesh file")
-        kind = Path(path).suffix.lower().removeprefix(".") if path else _kind_of(content)
-        mesh = read_mesh(Path(path) if content is None else io.BytesIO(content), kind, name, self.transform.quads)
-        return self.transform(mesh, name, self.augment, generator)
-
-
-def _kind_of(content: bytes) -> str:
-    """By how it begins; obj and stl files begin with anything."""
-    beginnings = {b"glTF": "glb", b"ply": "ply", b"OFF": "off"}
-    return next((kind for beginning, kind in beginnings.items() if content.startswith(beginning)), "")
-
-
-def is_vertices(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and value.shape[1] == 3
-
-
-def is_faces(value: Any) -> bool:
-    return _is_whole(value) and value.shape[1] in (3, 4)
-
-
-def is_edges(value: Any) -> bool:
-    return _is_whole(value) and value.shape[1] == 2
-
-
-def _is_whole(value: Any) -> bool:
-    is_tensor = isinstance(value, Tensor) and value.ndim == 2
-    return is_tensor and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
-
-
-MESH_FIELDS = {
-    "vertices": Field(is_vertices, "a float tensor [v, 3]"),
-    "faces": Field(is_faces, "an integer tensor [f, 3] or [f, 4]"),
-    "face_edges": Field(is_edges, "an integer tensor [e, 2]", is_required=False),
-    "texts": dataclasses.replace(TEXT, is_required=False),
-}
-
-
-class TensorMeshes(View):
-    """A user's own dataset of vertices and faces. They are put in order like any other, so edges are found anew."""
-
-    def __init__(self, dataset: Any, transform: MeshTransform, augment: bool = True):
-        super().__init__(dataset)
-        self.transform, self.augment = transform, augment
-
-    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        for name in ("vertices", "faces"):
-            if not MESH_FIELDS[name].fits(sample[name]):
-                raise ValueError(f"the {name} of item {index} are not {MESH_FIELDS[name].looks_like}")
-        mesh = checked_mesh(sample["vertices"], sample["faces"], f"item {index}")
-        given = {name: value for name, value in sample.items() if name == "texts"}
-        return self.transform(mesh, f"item {index}", self.augment, generator) | given
-
-
-class CaptionedMeshes(View):
-    """Meshes with their captions in "texts"."""
-
-    def __init__(self, dataset: Any, captions: Captions):
-        super().__init__(dataset)
-        self.captions = captions
-
-    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return {**sample, "texts": self.captions[index]}
-
-
-class ReadableMeshes(Subset):
-    """The meshes that can be read and have as many faces as asked for, found by reading all of them once.
-
-    `dropped` tells of the others, each with its reason. (Without this they are skipped when their turn comes, each epoch.)
-    """
-
-    def __init__(self, dataset: Any):
-        plain, kept = unaugmented(dataset), []
-        self.dropped: list[BadFile] = []
-        for index in range(len(dataset)):
-            try:
-                read(plain, index, seeded_generator("readable", index))
-                kept.append(index)
-            except BadFile as error:
-                self.dropped.append(error)
-        if not kept:
-            raise ValueError(f"none of the {len(dataset)} meshes can be used, for example {self.dropped[0]}")
-        if self.dropped:
-            logger.warning("%d of %d meshes are left out, first %s", len(self.dropped), len(dataset), self.dropped[0])
-        super().__init__(dataset, kept)
-
-
-def mesh_data(
-    source: Any,
-    transform: MeshTransform = MeshTransform(),  # noqa: B008 (it is frozen)
-    *,
-    captions: CaptionSource | None = None,
-    augment: bool = True,
-    exts: Sequence[str] = MESH_EXTENSIONS,
-    mesh_column: str | None = None,
-    text_column: str = "text",
-    ds_fields: Sequence[str] | None = None,
-) -> View:
-    """Samples {"vertices": [v, 3], "faces": [f, n]}, with "face_edges" [e, 2] and "texts" if asked for.
-
-    `source` is a folder, a manifest (.jsonl, .csv, .parquet with a column `path`), a Hugging Face dataset (column `mesh`)
-    or a torch Dataset, whose samples are routed by `ds_fields` or by type. `captions` says where the text is: in the
-    "column" `text_column`, in a file "beside" each mesh, or in the name of its "folder". `collate_meshes` makes batches.
-    """
-    if isinstance(source, (str, Path)):
-        path = Path(source).expanduser()
-        columns = (mesh_column or "path", *((text_column,) if captions == "column" else ()))
-        files = find_files(path, exts) if path.is_dir() or not path.suffix else read_manifest(path, columns)
-        meshes = MeshFiles(files, transform, augment)
-        return CaptionedMeshes(meshes, captions_of(files, captions, text_column)) if captions else View(meshes)
-    if hasattr(source, "column_names"):
-        return _from_columns(source, transform, augment, captions, mesh_column or "mesh", text_column)
-    if captions is not None:
-        raise ValueError(f"captions={captions!r} is for files and columns: let the dataset itself return the texts")
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise ValueError(f"a {type(source).__name__} is no source of meshes: give a folder, a manifest or a dataset")
-    return TensorMeshes(Routed(source, MESH_FIELDS, ds_fields), transform, augment)
-
-
-def _from_columns(
-    source: Any,
-    transform: MeshTransform,
-    augment: bool,
-    captions: CaptionSource | None,
-    mesh_column: str,
-    text_column: str,
-) -> View:
-    check_columns(source, mesh_column, text_column, captions)
-    meshes = MeshColumn(source, mesh_column, transform, augment)
-    if captions is None:
-        return meshes
-    return CaptionedMeshes(meshes, ColumnCaptions(source.select_columns([text_column]), text_column))
-
-
-class DatasetFromTransforms(Dataset[dict[str, Any]]):
-    """The files below a folder, each through the function for its extension: {"obj": path -> (vertices, faces)}.
-
-    What the function returns, after `augment_fn`, is named by `data_kwargs`. (Both may use the global random generators:
-    the loader seeds them for each sample.)
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        transforms: Mapping[str, Callable[[Path], Any]],
-        data_kwargs: Sequence[str] | None = None,
-        augment_fn: Callable[[Any], Any] | None = None,
-    ):
-        self.transforms = {ext.lower().removeprefix("."): transform for ext, transform in transforms.items()}
-        self.files = find_files(folder, tuple(self.transforms))
-        self.data_kwargs = tuple(data_kwargs or ("vertices", "faces"))
-        self.augment_fn, self.augment = augment_fn, augment_fn is not None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    @property
-    def keys(self) -> list[str]:
-        return self.files.keys
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        path = self.files.paths[index]
-        try:
-            values = self.transforms[path.suffix.lower().removeprefix(".")](path)
-        except (OSError, ValueError, EOFError) as error:  # anything else is a mistake in the transform
-            raise BadFile(path, f"its transform failed ({type(error).__name__}: {error})") from error
-        if self.augment and self.augment_fn is not None:
-            values = self.augment_fn(values)
-        if len(values) != len(self.data_kwargs):
-            raise ValueError(f"the transform of {path} gives {len(values)} values, not {', '.join(self.data_kwargs)}")
-        return dict(zip(self.data_kwargs, values, strict=True))
-
-
-def collate_meshes(samples: Sequence[Mapping[str, Any]], pad_id: int = PADDING) -> Batch:
-    """A batch: floats padded with 0, whole numbers (faces, edges) with `pad_id`, everything else as `collate` has it."""
-    names = [name for name, value in samples[0].items() if isinstance(value, Tensor) and value.ndim > 0]
-    rest = collate([{name: value for name, value in sample.items() if name not in names} for sample in samples])
-    for sample in samples:
-        missing = [name for name in names if name not in sample]
-        if missing:
-            raise ValueError(
-                f"a sample lacks {', '.join(missing)}, which another of its batch has: give each the same entries"
-            )
-    return {name: _padded([sample[name] for sample in samples], pad_id) for name in names} | rest
-
-
-def custom_collate(data: Sequence[Any], pad_id: int = PADDING) -> Batch | tuple[Any, ...]:
-    """`collate_meshes` for dicts, and the same for tuples."""
-    if isinstance(data[0], Mapping):
-        return collate_meshes(data, pad_id)
-    batch = collate_meshes([{str(place): value for place, value in enumerate(sample)} for sample in data], pad_id)
-    return tuple(batch[str(place)] for place in range(len(data[0])))
-
-
-def _padded(values: list[Tensor], pad_id: int) -> Tensor:
-    if len({value.shape[1:] for value in values}) > 1:
-        shapes = sorted(tuple(value.shape) for value in values)
-        raise ValueError(
-            f"one batch has the shapes {shapes}: only the first dimension may differ (are there triangles and quads?)"
-        )
-    return pad_sequence(values, batch_first=True, padding_value=0 if values[0].is_floating_point() else pad_id)

@@ -6,11 +6,12 @@ CUDA it is captured once in a graph and replayed; elsewhere the same code runs e
 
 Letters: b rows of the result, r rows of the transformer (2 b under guidance: with the condition, then without), n
 prompt tokens, d features, v vocabulary, t new tokens, k streams of tokens, m context tokens, e context features, c size
-of the condition. `*k` is there only where a model has several streams.
+of the condition, i features of the inner transformer. `*k` is there only where a model has several streams.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,11 +35,20 @@ class TokenModel(nn.Module):
 
     With several `streams` each step draws one token of each, all at once (the codebooks of a delayed pattern, say): where
     a token is spoken of, it is then one of each stream.
+
+    With an `inner` transformer the streams of a step are drawn one after the other: it is a causal transformer over them,
+    without registers, begins anew at each step, and gives the logits of each stream from those drawn before it and from
+    what the outer one says (RQ-Transformer, Lee et al. 2022). It attends to the same context, where it attends to any.
     """
 
     transformer: Transformer
+    inner: Transformer | None
     vocabulary: int
     streams: int = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = None
 
     def embed_tokens(self, tokens: Int[Tensor, "r *k"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
         """The transformer's input for new token number `index`."""
@@ -48,7 +58,20 @@ class TokenModel(nn.Module):
         """The logits of new token number `index`, from the transformer's output for the token before it."""
         raise NotImplementedError
 
-    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | Bool[Tensor, "k v"] | None:
+    def embed_stream(
+        self, hidden: Float[Tensor, "r d"], before: Int[Tensor, "r"] | None, stream: int
+    ) -> Float[Tensor, "r i"]:
+        """The inner transformer's input for stream number `stream`: from the token of the stream before, or for the first,
+        which has none, from the outer transformer's output."""
+        raise NotImplementedError
+
+    def stream_logits(self, hidden: Float[Tensor, "r i"], stream: int) -> Float[Tensor, "r v"]:
+        """The logits of stream number `stream`, from the inner transformer's output (in place of `token_logits`)."""
+        raise NotImplementedError
+
+    def allowed_tokens(
+        self, index: Int[Tensor, ""]
+    ) -> Bool[Tensor, "v"] | Bool[Tensor, "k v"] | Bool[Tensor, "b k v"] | None:
         """Which tokens may stand at new token number `index`, where not all may (an end only at the end of a frame)."""
         return None
 
@@ -75,7 +98,8 @@ class Decoder:
 
     The model's weights are read anew at each call, so the model may be trained in between.
 
-    eos_id   the token that ends a row; of several streams, where the last draws it
+    eos_id   the token that ends a row; of several streams, where the last draws it, or of streams drawn one after the
+             other, where the first does
     pad_id   what stands in the result from a row's end on
     dtype    the type to run in: bf16 on CUDA by default, the model's own elsewhere
     capture  whether to capture steps in a CUDA graph; on CUDA by default
@@ -173,6 +197,12 @@ class _Session:
         self.capacity = min(_window(needed), limit or _window(needed))
         self.context_len = None if prompt.context is None else _window(prompt.context.shape[1])
         self.cache = self.model.transformer.new_cache(self.rows, self.capacity, self.context_len)
+        inner = self.model.inner
+        self.inner_cache = (
+            None
+            if inner is None
+            else inner.new_cache(self.rows, self.model.streams, self.context_len if inner.cross_attend else None)
+        )
 
         def buffer(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -186,7 +216,7 @@ class _Session:
         self.lengths = buffer(batch)
         self.finished = buffer(batch, dtype=torch.bool)
         self.compiles = decoder._compiles(self.device)
-        self.run_layer = self._compiled(run_layer)
+        self.run_layer, self.run_inner_layer = self._compiled(run_layer), self._compiled(run_layer)
         self.choose = self._compiled(Sampling.token)
         self.filled = 0  # slots in use, as the host counts them
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by window
@@ -223,17 +253,15 @@ class _Session:
         self.reset()
         if self.cond is not None and prompt.cond is not None:
             self.cond.copy_(prompt.cond)
+        context = None if prompt.context is None else prompt.context.to(self.dtype)
+        beside = {"context": context, "context_mask": prompt.context_mask}
         hidden = self.model.transformer(
-            prompt.embeddings.to(self.dtype),
-            prompt.mask,
-            context=None if prompt.context is None else prompt.context.to(self.dtype),
-            context_mask=prompt.context_mask,
-            cond=self.cond,
-            cache=self.cache,
+            prompt.embeddings.to(self.dtype), prompt.mask, **beside, cond=self.cond, cache=self.cache
         )
         self.filled = prompt.embeddings.shape[1] + self.model.transformer.num_registers
         self._draw(generator)
-        self._select(_last_real(hidden, prompt.mask))
+        inner = self.model.inner
+        self._select(_last_real(hidden, prompt.mask), beside if inner is not None and inner.cross_attend else None)
 
     def step(self, generator: torch.Generator) -> None:
         self.filled += 1
@@ -279,19 +307,44 @@ class _Session:
         hidden = self.model.transformer(embedded[:, None], cond=self.cond, cache=self.cache, run_layer=self.run_layer)
         self._select(hidden[:, 0])
 
-    def _select(self, hidden: Float[Tensor, "r d"]) -> None:
-        logits = self.model.token_logits(hidden, self.index)
-        if self.model.streams == 1:
-            logits = logits[:, None]
-        tokens = self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
+    def _select(self, hidden: Float[Tensor, "r d"], beside: dict[str, Any] | None = None) -> None:
+        """Draws the next token; `beside` is the context of an inner transformer, given at the first one and kept."""
+        is_in_turn = self.model.inner is not None
+        tokens = self._tokens_in_turn(hidden, beside) if is_in_turn else self._tokens_at_once(hidden)
         if self.eos_id is not None:
-            self.finished |= tokens[:, -1] == self.eos_id
+            self.finished |= tokens[:, 0 if is_in_turn else -1] == self.eos_id
         # A finished row goes on with tokens it ignores: its slots are its own, and shapes stay static.
-        self.last.copy_(tokens.repeat(self.rows // len(tokens), 1))
+        self.last.copy_(self._for_all_rows(tokens))
         shown = tokens.masked_fill(self.finished[:, None], self.pad_id)
         self.tokens.index_copy_(1, self.index[None], shown[:, None])
         self.lengths += ~self.finished
         self.index += 1
+
+    def _tokens_at_once(self, hidden: Float[Tensor, "r d"]) -> Int[Tensor, "b k"]:
+        logits = self.model.token_logits(hidden, self.index)
+        if self.model.streams == 1:
+            logits = logits[:, None]
+        return self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
+
+    def _tokens_in_turn(self, hidden: Float[Tensor, "r d"], beside: dict[str, Any] | None) -> Int[Tensor, "b k"]:
+        model, cache, allowed = self.model, self.inner_cache, self.model.allowed_tokens(self.index)
+        assert model.inner is not None and cache is not None
+        cache.reset()
+        cache.is_fresh = beside is not None  # a step after the first has the context in the cache
+        drawn: list[Tensor] = []
+        for stream in range(model.streams):
+            embedded = model.embed_stream(hidden, self._for_all_rows(drawn[-1]) if drawn else None, stream)
+            # A context is read once, by a pass that is not worth compiling.
+            given = beside or {} if cache.is_fresh else {"run_layer": self.run_inner_layer}
+            said = model.inner(embedded[:, None], cache=cache, **given)
+            logits = model.stream_logits(said[:, 0], stream)
+            ours = allowed if allowed is None or allowed.ndim == 1 else allowed[..., stream, :]
+            drawn.append(self.choose(self.sampling, logits, self.noise[:, stream], ours))
+        return torch.stack(drawn, dim=1)
+
+    def _for_all_rows(self, tokens: Int[Tensor, "b *k"]) -> Int[Tensor, "r *k"]:
+        """Under guidance the rows without the condition go on with the same tokens."""
+        return tokens.repeat(self.rows // len(tokens), *[1] * (tokens.ndim - 1))
 
 
 def _window(length: int) -> int:

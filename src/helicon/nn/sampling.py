@@ -104,7 +104,7 @@ class Sampling:
         self,
         logits: Float[Tensor, "rows *k v"],
         uniform: Float[Tensor, "b *k v"],
-        allowed: Bool[Tensor, "v"] | Bool[Tensor, "*k v"] | None = None,
+        allowed: Bool[Tensor, "v"] | Bool[Tensor, "*k v"] | Bool[Tensor, "b *k v"] | None = None,
     ) -> Int[Tensor, "b *k"]:
         """The next token of each row. Guided logits have 2 b rows: b with the condition, then b without."""
         logits = logits.float()
