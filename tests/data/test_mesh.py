@@ -1,12 +1,14 @@
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.meshes import box, content_of, random_mesh, seeded, write
 from helicon.data.dataset import BadFile, unaugmented
@@ -133,6 +135,27 @@ def test_neighbours_equal_those_of_the_definition(corners: int, include_self: bo
         edges = face_edges(faces, pad, include_self, share_one_vertex)
         assert edges.tolist() == naive_edges(faces, pad, include_self, share_one_vertex)
         assert torch.equal(face_edges(faces.int(), pad, include_self, share_one_vertex), edges)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers a tensor had."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else (made,):
+            self.numel = max(self.numel, each.numel() if isinstance(each, Tensor) else 0)
+        return made
+
+
+def test_neighbours_are_found_in_memory_that_grows_with_the_faces():
+    side = 40
+    low = (torch.arange(side)[:, None] * (side + 1) + torch.arange(side)).flatten()
+    faces = torch.cat([low[:, None] + torch.tensor(corners) for corners in ([0, 1, side + 1], [1, side + 2, side + 1])])
+    with Largest() as largest:
+        edges = face_edges(faces, include_self=False)
+    assert len(edges) == 2 * (3 * side**2 - 2 * side) and largest.numel < 10 * len(faces)
 
 
 def test_neighbours_of_nothing():

@@ -171,8 +171,21 @@ def test_a_dataset_from_transforms(tmp_path: Path):
         tmp_path, {"glb": lambda path: (*read(path), "a box")}, ["vertices", "faces", "texts"]
     )
     assert named[0]["texts"] == "a box"
+    with pytest.raises(ValueError, match=r"the data folder .*nowhere does not exist"):
+        DatasetFromTransforms(tmp_path / "nowhere", {"glb": read})
     with pytest.raises(ValueError, match="gives 3 values, not vertices, faces"):
         DatasetFromTransforms(tmp_path, {"glb": lambda path: (*read(path), "a box")})[0]
+
+
+def test_a_mesh_is_the_same_each_time_and_that_of_its_own_dataset(tmp_path: Path):
+    write(tmp_path / "train", "a.obj", mesh=box())
+    write(tmp_path / "valid", "a.obj", mesh=trimesh.creation.icosphere(1))
+    train, valid = (mesh_data(tmp_path / name, augment=False) for name in ("train", "valid"))
+    for _ in range(2):
+        for data, count in ((train, 12), (valid, 80)):
+            assert len(data[0]["faces"]) == count and data[0]["faces"].dtype == torch.int64
+            assert data[0]["face_edges"].dtype == torch.int64
+            assert torch.equal(data[0]["face_edges"], face_edges(data[0]["faces"]))
 
 
 def test_batches_are_padded():

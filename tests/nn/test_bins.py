@@ -17,5 +17,12 @@ def test_numbers_to_bins_and_back(num_discrete: int, continuous_range: tuple[flo
     assert bins.min() == 0 and bins.max() == num_discrete - 1
 
 
+def test_the_range_must_be_said():
+    with pytest.raises(TypeError, match="continuous_range"):
+        discretize(torch.zeros(3), 7)
+    with pytest.raises(TypeError, match="continuous_range"):
+        undiscretize(torch.zeros(3, dtype=torch.long), 7)
+
+
 def test_what_is_outside_is_in_the_first_or_last_bin():
     assert discretize(torch.tensor([-9.0, -1.0, 1.0, 9.0]), 7, (-1.0, 1.0)).tolist() == [0, 0, 6, 6]

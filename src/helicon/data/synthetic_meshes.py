@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from helicon.data.mesh import Mesh, MeshTransform
+from helicon.metrics.mesh import surface_points
 
 Pair = tuple[str, str]  # a kind, as it is or with its footprint before it ("round table"), and a height
 Outline = list[tuple[float, float]]  # x and z of the corners of a convex polygon
@@ -320,15 +321,6 @@ def _examples() -> tuple[list[Pair], Float[Tensor, "m p 3"]]:
 
 
 def _surface(vertices: Float[Tensor, "v 3"], faces: Int[Tensor, "f n"]) -> Float[Tensor, "p 3"] | None:
-    """Points spread evenly over the surface, the same each time: equal steps of area, and within a triangle the R2 sequence."""
-    corners = vertices[_triangles(faces) if faces.shape[1] == 4 else faces]
-    first, second = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
-    areas = torch.linalg.cross(first, second).norm(dim=1).cumsum(0)
-    if areas[-1] <= 0:
-        return None
-    steps = torch.arange(NUM_POINTS, dtype=torch.float64)
-    chosen = torch.searchsorted(areas, (steps + 0.5) / NUM_POINTS * areas[-1]).clamp(max=len(areas) - 1)
-    u, v = (steps * 0.7548776662466927) % 1, (steps * 0.5698402909980532) % 1
-    is_beyond = u + v > 1
-    u, v = torch.where(is_beyond, 1 - u, u), torch.where(is_beyond, 1 - v, v)
-    return (corners[chosen, 0] + u[:, None] * first[chosen] + v[:, None] * second[chosen]).float()
+    """Points spread evenly over the surface, the same each time; None where it has no area."""
+    points = surface_points(vertices[faces][None], torch.ones(1, len(faces), dtype=torch.bool), NUM_POINTS)[0]
+    return points if points.isfinite().all() else None

@@ -186,7 +186,11 @@ class ResidualVQ(ResidualQuantizer):
 
 
 class ResidualLFQ(ResidualQuantizer):
-    """`LookupFreeQuantizer`s in a stack, with `lookup_free_options`; each has half the scale of the one before."""
+    """`LookupFreeQuantizer`s in a stack, with `lookup_free_options`; each has half the scale of the one before.
+
+    soft_clamp_input_value: what enters the stack is kept below this by a tanh. Not what enters each level: what the first one
+        clamps would be residual again for the second, and a number that has grown beyond all levels would be stuck there.
+    """
 
     def __init__(
         self,
@@ -200,18 +204,16 @@ class ResidualLFQ(ResidualQuantizer):
         quantize_dropout_multiple_of: int = 1,
         **lookup_free_options: Any,
     ):
-        layers = [
-            LookupFreeQuantizer(
-                num_bits(codebook_size),
-                codebook_scale=2.0**-level,
-                soft_clamp_input_value=None if soft_clamp_input_value is None else soft_clamp_input_value * 2.0**-level,
-                **lookup_free_options,
-            )
-            for level in range(num_quantizers)
-        ]
+        bits, limit = num_bits(codebook_size), soft_clamp_input_value
+        if limit is not None and limit < 1:
+            raise ValueError(f"soft_clamp_input_value={limit} must be at least 1, the scale of the first level")
         super().__init__(
             dim,
-            layers,
+            [
+                LookupFreeQuantizer(bits, codebook_scale=2.0**-level, **lookup_free_options)
+                for level in range(num_quantizers)
+            ],
+            soft_clamp=None if limit is None else torch.full((bits,), float(limit)),
             quantize_dropout=quantize_dropout,
             quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
             quantize_dropout_multiple_of=quantize_dropout_multiple_of,

@@ -162,7 +162,7 @@ def _decode(
     if not _is_guided(network, asked):
         sampling = replace(sampling, cond_scale=1.0)
     with evaluating(network):  # the encoder of texts, too
-        context = network.condition(rows, 0.0 if asked.has_texts else 1.0, **asked.texts)
+        context = network.text_of(rows, 0.0 if asked.has_texts else 1.0, **asked.texts)
     if sampling.is_guided:
         nothing = network.no_context(rows)
         assert context is not None and nothing is not None

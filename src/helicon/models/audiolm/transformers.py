@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.text.conditioning import Context, TextConditioned, stacked
+from helicon.models.text.conditioning import Context, TextConditioned
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import Transformer
@@ -102,34 +102,9 @@ class TokenTransformer(TextConditioned):
     def has_condition(self) -> bool:
         return self.text_proj is not None
 
-    def condition(self, rows: int, cond_drop_prob: float | None = None, **texts: Any) -> Context | None:
-        """The texts of a batch, some of them dropped; one alone is for all rows. None for a network that reads none."""
-        if cond_drop_prob is None:
-            cond_drop_prob = self.cond_drop_prob if self.training else 0.0
-        self.check_texts(cond_drop_prob, **texts)
-        context = self.text_context(**texts)
-        if context is None:
-            return self.no_context(rows)
-        if len(context.mask) not in (1, rows):
-            raise ValueError(f"{len(context.mask)} texts cannot belong to {rows} rows: give one for each, or one")
-        embeddings, mask = (part.expand(rows, *part.shape[1:]) for part in context)
-        keep = self.draw_keep(rows, cond_drop_prob)
-        return Context(embeddings, mask if keep is None else mask & keep[:, None])
-
-    def no_context(self, rows: int) -> Context | None:
-        if not self.has_condition:
-            return None
-        nothing = torch.zeros(rows, 1, self.dim, device=self.device, dtype=next(self.layers.parameters()).dtype)
-        return Context(nothing, torch.zeros(rows, 1, dtype=torch.bool, device=self.device))
-
     def guided_context(self, rows: int, **texts: Any) -> Context:
         """2 b rows: with the text, then without."""
-        given, nothing = self.condition(rows, 0.0, **texts), self.no_context(rows)
-        if given is None or nothing is None:
-            raise ValueError(
-                f"this {type(self).__name__} has no text to be guided by: build it with has_condition=True"
-            )
-        return stacked(given, nothing)
+        return self.with_and_without(self.text_of(rows, 0.0, **texts))
 
     def sequence(self, parts: Sequence[Part], context: Context | None) -> tuple[Packed, dict[str, Tensor]]:
         """The parts of a sequence as one, behind their prefix; and what the layers attend to beside it."""
@@ -280,7 +255,7 @@ class SemanticTransformer(TokenTransformer):
         forget_prob         see `remembered`
         """
         if context is None:
-            context = self.condition(len(ids), cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
+            context = self.text_of(len(ids), cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
         (hidden,) = self.run([self.semantic.part(ids, is_last=True)], context, forget_prob)
         return self.to_logits(hidden)
 
@@ -331,7 +306,7 @@ class CoarseTransformer(TokenTransformer):
         """
         if context is None:
             rows = len(semantic_token_ids)
-            context = self.condition(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
+            context = self.text_of(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
         codes = self.coarse.flat(coarse_token_ids)
         parts = [self.semantic.part(semantic_token_ids), self.coarse.part(codes, is_last=True)]
         semantic, coarse = self.run(parts, context, forget_prob)
@@ -388,7 +363,7 @@ class FineTransformer(TokenTransformer):
         last of them `[b, k + 1, v]`. Codes are `[b, t, q]`, or flat `[b, n]`."""
         if context is None:
             rows = len(coarse_token_ids)
-            context = self.condition(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
+            context = self.text_of(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
         known, others = self.coarse.flat(coarse_token_ids), self.fine.flat(fine_token_ids)
         known, others = (ids.masked_fill(ids == self.pad_id, -1) for ids in (known, others))
         parts = [self.coarse.part(known), self.fine.part(others, is_last=True)]
@@ -437,7 +412,7 @@ class DelayedTransformer(TokenTransformer):
             raise ValueError(f"codes of shape {list(token_ids.shape)} must be [b, t, {self.num_quantizers}]")
         if context is None:
             rows = len(semantic_token_ids)
-            context = self.condition(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
+            context = self.text_of(rows, cond_drop_prob, texts=text, text_embeds=text_embeds, **texts)
         columns = delayed(token_ids, self.none_id)[:, :-1]
         steps = Part(self.codes.behind_start(self.embed_steps(columns)))
         _, hidden = self.run([self.semantic.part(semantic_token_ids), steps], context, forget_prob)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update
-from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
 from helicon.metrics.contact_sheet import contact_sheet
+from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
 from helicon.models.muse.generate import Filler
 from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE

@@ -44,6 +44,8 @@ class TextConditioned(Network):
 
     how_to_read_texts = "condition_on_text=True"  # of the constructor
 
+    dim: int
+    cond_drop_prob: float  # how often a row learns without its text
     text_encoder: ByteTextEncoder | PretrainedTextEncoder | None
     text_proj: nn.Module | None
 
@@ -144,3 +146,37 @@ class TextConditioned(Network):
     def draw_keep(self, rows: int, cond_drop_prob: float) -> Bool[Tensor, "b"] | None:
         """Which rows keep their condition, at random."""
         return torch.rand(rows, device=self.device) >= cond_drop_prob if cond_drop_prob else None
+
+    def text_of(self, rows: int, cond_drop_prob: float | None = None, **texts: Any) -> Context | None:
+        """The texts of a batch, some of them dropped; one alone is for all rows. None for a network that reads none.
+
+        `texts` are the keywords of `text_context`; without `cond_drop_prob` it is the network's own, in training alone.
+        """
+        if cond_drop_prob is None:
+            cond_drop_prob = self.cond_drop_prob if self.training else 0.0
+        self.check_texts(cond_drop_prob, **texts)
+        context = self.text_context(**texts)
+        if context is None:
+            return self.no_context(rows)
+        if len(context.mask) not in (1, rows):
+            raise ValueError(f"{len(context.mask)} texts cannot belong to {rows} rows: give one for each, or one")
+        embeddings, mask = (part.expand(rows, *part.shape[1:]) for part in context)
+        keep = self.draw_keep(rows, cond_drop_prob)
+        return Context(embeddings, mask if keep is None else mask & keep[:, None])
+
+    def no_context(self, rows: int) -> Context | None:
+        """Nothing to attend to; None for a network that reads no texts."""
+        if self.text_proj is None:
+            return None
+        *_, weight = self.text_proj.parameters()
+        return Context(weight.new_zeros(rows, 1, self.dim), torch.zeros(rows, 1, dtype=torch.bool, device=self.device))
+
+    def with_and_without(self, context: Context | None) -> Context:
+        """2 b rows, for guidance: with the text, then without."""
+        if context is None:
+            raise ValueError(
+                f"this {type(self).__name__} has no text to be guided by: build it with {self.how_to_read_texts}"
+            )
+        nothing = self.no_context(len(context.mask))
+        assert nothing is not None
+        return stacked(context, nothing)
