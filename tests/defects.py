@@ -17,10 +17,18 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from defect_list import audio, audiolm, codec, engine, image, muse
+from defect_list import audio, audiolm, codec, engine, image, mesh, muse
 from defect_list.entry import Defect
 
-DEFECTS = [*engine.DEFECTS, *image.DEFECTS, *muse.DEFECTS, *audio.DEFECTS, *codec.DEFECTS, *audiolm.DEFECTS]
+DEFECTS = [
+    *engine.DEFECTS,
+    *image.DEFECTS,
+    *muse.DEFECTS,
+    *audio.DEFECTS,
+    *codec.DEFECTS,
+    *audiolm.DEFECTS,
+    *mesh.DEFECTS,
+]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "DEFECTS.md"
 HEADER = "| id | what went wrong | test |\n|---|---|---|\n"

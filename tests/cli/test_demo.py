@@ -20,20 +20,26 @@ from helicon.cli import demo as verb
 from helicon.cli.demo import (
     DEMOS,
     MASKGIT,
+    MESHES_OF_EACH,
     SAMPLES,
     SOUNDS_OF_EACH,
     TOKENIZER,
     Demo,
     Kind,
     captions_of,
+    captions_of_meshes,
     captions_of_sounds,
 )
 from helicon.cli.steps import Stage, read_recipes
 from helicon.config import load_recipe
+from helicon.data.mesh import Mesh
 from helicon.data.synthetic import SyntheticShapes
+from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.trainer import Trainer
 from helicon.models.audiolm.sounds import Sound
+from helicon.models.meshgpt.compact import CompactMeshTokenizer
+from helicon.models.meshgpt.meshes import MadeMesh
 from helicon.models.muse.pictures import Picture
 
 TINY = [
@@ -310,3 +316,97 @@ def test_sounds_are_counted_that_are_what_they_should_be() -> None:
     assert heard.verdict(texts[1:4]).startswith("3 of 3 have the pitch and the direction")
     assert heard.verdict(texts[:1]).startswith("1 of 2 ")
     assert heard.gallery(texts[:4]).count("<audio ") == 5 == heard.gallery(texts[:4]).count("<img ")
+
+
+# ---------------------------------------------------------------------- meshes
+
+TINY_MESHES = [
+    *("data.num_samples=24", "batch_size=2", "num_train_steps=4", "log_every=1", "val_every=2", "valid_frac=0.1"),
+    *("save_results_every=4", "save_model_every=2", "model.transformer.dim=24", "model.transformer.attn_depth=1"),
+    *("model.transformer.max_seq_len=100", "model.compact.num_discrete_coors=128"),
+    "data.meshes={kinds: [box, bucket], held_out: [[bucket, tall]]}",
+]
+
+
+def demo_of_meshes(out: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["demo", "mesh", "--out", str(out), *TINY_MESHES, *more])
+
+
+@pytest.fixture(scope="module")
+def modelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "a demo"
+    result = demo_of_meshes(folder)
+    assert result.exit_code == 0, result.output
+    assert "[1/1] transformer: meshgpt/compact-demo" in result.stdout
+    return folder
+
+
+def test_the_page_shows_meshes_and_leads_to_their_files(modelled: Path) -> None:
+    html = (modelled / "index.html").read_text(encoding="utf-8")
+    captions = [
+        "a low square box",
+        "a low wide box",
+        "a tall square box",
+        "a tall wide box",
+        "a low bucket",
+        "a tall bucket",
+    ]
+    assert all(f"<figcaption>{caption}</figcaption>" in html for caption in captions)
+    assert html.index("a low bucket") < html.index("What it has never seen") < html.index("a tall bucket")
+    files = [path.relative_to(modelled).as_posix() for path in sorted(modelled.glob("*/*.glb"))]
+    made, completed = (sum(name.startswith(folder) for name in files) for folder in ("meshes/", "completed/"))
+    assert 0 < made <= MESHES_OF_EACH * len(captions) and completed == 2 * 3, "of each kind: whole, half and completed"
+    assert html.count("<img ") == made + completed == html.count(" watertight</span>")
+    assert sorted(re.findall(r'href="([^"]*\.glb)"', html)) == files
+    assert html.count("of the kind, the height and the outline asked for") == 2 and " became what they were" in html
+    assert html.count("<polyline ") == 2 and "no numbers yet" not in html and "?</b>" not in html
+    links = re.findall(r'href="([^"]*)"', html)
+    assert all((modelled / unquote(link)).exists() for link in links) and (modelled / "meshes/sheet.png").exists()
+    assert "<script" not in html and "http" not in html
+
+
+def test_the_network_of_the_demo_has_its_tokenizer(modelled: Path) -> None:
+    tokenizer = helicon.load(modelled / "transformer").stages()["autoencoder"]
+    assert isinstance(tokenizer, CompactMeshTokenizer) and tokenizer.num_discrete_coors == 128
+
+
+def test_the_commands_of_the_page_of_meshes_run(modelled: Path) -> None:
+    html = unescape((modelled / "index.html").read_text(encoding="utf-8"))
+    commands = re.findall(r"helicon (generate .*)", html)
+    assert len(commands) == 2 and "--text" in commands[0] and "--prompt" in commands[1]
+    for number, command in enumerate(commands):
+        words = shlex.split(command.partition("</code>")[0])
+        result = CliRunner().invoke(app, [*words, "--samples", "4", "-o", f"{number}"])
+        assert result.exit_code == 0, result.output
+        assert f"\n{number}/0000" in result.stdout and Path(f"{number}/sheet.png").exists()
+
+
+def test_a_demo_of_meshes_that_is_shown_is_not_made_again(modelled: Path) -> None:
+    before = (modelled / "index.html").stat().st_mtime_ns
+    again = demo_of_meshes(modelled)
+    assert again.exit_code == 0 and again.stdout.startswith("Open ")
+    assert (modelled / "index.html").stat().st_mtime_ns == before
+
+
+def test_captions_of_meshes_tell_what_was_never_seen() -> None:
+    held_out = [["round table", "tall"], ["lamp", "low"]]
+    seen, never_seen = captions_of_meshes({"meshes": {"held_out": held_out}, "seed": 3})
+    assert sorted(never_seen) == ["a low lamp", "a tall round table"]
+    assert len(seen) == 9 and not set(seen) & set(never_seen) and len({text.split()[-1] for text in seen}) > 5
+    assert captions_of_meshes({})[1] == []
+
+
+def test_meshes_are_counted_that_are_what_they_should_be() -> None:
+    meshes = SyntheticMeshes(5, edges=False)
+    Path("made").mkdir()
+    texts, lines = [sample["texts"] for sample in meshes], []
+    assert len(set(texts)) == 5
+    for number, sample in enumerate(meshes):
+        MadeMesh.of(Mesh(sample["vertices"], sample["faces"])).write(Path(f"made/{number}.glb"))
+        lines.append({"path": f"{number}.glb", "text": texts[number] if number < 4 else texts[0], "seed": 0})
+    Path("made/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    modelled = verb.Modelled.read(Path("made"))
+    assert modelled.verdict(texts[1:4]).startswith(f"3 of {3 * MESHES_OF_EACH} are of the kind")
+    assert modelled.verdict(texts[:1]).startswith("1 of 2 ")
+    assert modelled.shown(texts, Path("index.html")).count("<img ") == 5, "the caption without a mesh has none"
+    assert modelled.num_watertight == 5

@@ -155,6 +155,15 @@ def test_a_folder_holds_numbered_files_a_manifest_and_the_sheet(made: Path) -> N
     assert (pixels("out/set/00000.png") == first).all()
 
 
+def test_a_pattern_says_what_the_files_of_a_folder_are(made: Path) -> None:
+    words = said(made / "words", "--text", "a", "--samples", "2", "-o", "out/pic-*.jpg", "timesteps=1")
+    assert "wrote out: 2 files" in words
+    names = ["manifest.jsonl", "pic-00000.jpg", "pic-00001.jpg", "sheet.png"]
+    assert sorted(path.name for path in Path("out").iterdir()) == names and opened("out/pic-00001.jpg").format == "JPEG"
+    again = call(made / "words", "--text", "a", "-o", "out/*.jpg", "timesteps=1")
+    assert again.stderr == "error: out already holds something: choose another folder with -o\n"
+
+
 def test_a_large_folder_has_a_sheet_of_whole_rows(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "MOST_ON_A_SHEET", 5)
     arguments = [made / "words", "--text", "a", "--text", "b", "--samples", "3", "timesteps=1"]
@@ -251,7 +260,7 @@ def test_it_says_which_weights_are_used(made: Path) -> None:
 
 
 A = ["--text", "a"]
-MAKERS = "AudioLM, MaskGit, Muse, SemanticTransformerWrapper"
+MAKERS = "AudioLM, MaskGit, MeshTransformer, Muse, SemanticTransformerWrapper"
 OTHERS = " or .jpg or .jpeg or .webp; a name without an ending is a folder"
 TOGETHER = "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
 FROM_WORDS = (

@@ -77,6 +77,13 @@ def test_links_lead_from_the_page_to_the_file() -> None:
     assert html == '<a href="x%23y/metrics.jsonl">x#y/metrics.jsonl</a>'
 
 
+def test_the_picture_of_a_mesh_leads_to_its_file() -> None:
+    Image.new("RGB", (3, 2), "red").save("a.png")
+    html = page.mesh(Path("runs/made/a b.glb"), Path("a.png"), Path("runs/index.html"), "4 faces <watertight>")
+    assert re.findall(r'<a href="([^"]*)"><img [^>]*></a>', html) == ["made/a%20b.glb"]
+    assert html.count("4 faces &lt;watertight&gt;") == 2 and "<watertight>" not in html
+
+
 def test_metrics_are_read_by_name() -> None:
     Path("run").mkdir()
     lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": "nan", "valid_loss": 1}, {"step": 2, "loss": 1.5}]

@@ -81,7 +81,11 @@ DEFECTS = [
     Defect(
         "A-23",
         "guidance compares the text with itself: the same logits for twice the cost",
-        (Edit(TRANSFORMERS, "        return stacked(given, nothing)\n", "        return stacked(given, given)\n"),),
+        (
+            Edit(
+                CONDITIONING, "        return stacked(context, nothing)\n", "        return stacked(context, context)\n"
+            ),
+        ),
         (
             f"{NETWORKS}::test_texts_and_guidance_change_the_logits",
             f"{NETWORKS}::test_embedded_texts_do_the_same",
@@ -104,7 +108,7 @@ DEFECTS = [
         "embedded texts are never dropped: nothing is learned for guidance",
         (
             Edit(
-                TRANSFORMERS,
+                CONDITIONING,
                 "        return Context(embeddings, mask if keep is None else mask & keep[:, None])\n",
                 '        is_embedded = texts.get("text_embeds") is not None\n'
                 "        return Context(embeddings, mask if keep is None or is_embedded else mask & keep[:, None])\n",

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from helicon.registry import Made, Maker
 
 MANIFEST = "manifest.jsonl"
-SHEET = "sheet"
+SHEET = "sheet.png"
+SHEET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # a sheet is a picture
 MOST_ON_A_SHEET = 256
 
 Thing = tuple[str, "Made"]  # with the words it was made from
+Tell = Callable[[str], object]
 
 
 def generate(
@@ -48,7 +50,8 @@ def generate(
             "-o",
             "--out",
             help="A file: one thing as it is, several as one sheet. A name without an ending is a folder: numbered files, "
-            f"{MANIFEST} and the sheet. A sound has its spectrogram beside it.",
+            f"{MANIFEST} and the sheet; 'folder/*.obj' says of which kind they are. A sound has its spectrogram beside it, and a mesh "
+            "its picture.",
         ),
     ] = None,
     image: Annotated[Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint).")] = None,
@@ -56,7 +59,7 @@ def generate(
     superres: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")
     ] = None,
-    prompt: Annotated[Path | None, typer.Option(help="A sound file to go on from.")] = None,
+    prompt: Annotated[Path | None, typer.Option(help="A sound or a mesh to go on from.")] = None,
     coarse: Annotated[
         Path | None, typer.Option(metavar="RUN", help="The coarse (or delayed) stage that goes with a semantic one.")
     ] = None,
@@ -94,7 +97,7 @@ def generate(
             f"{type(network).__name__} of {folders[name]}, {weights_of(folders[name], not online)}, on {device()}"
         )
     things = progress(produce(maker, samples, seed, batch_size), count)
-    typer.echo(f"wrote {target.write(things, maker, seed)}")
+    typer.echo(f"wrote {target.write(things, maker, seed, typer.echo)}")
 
 
 def given(options: Mapping[str, Path | None]) -> dict[str, Path]:
@@ -189,31 +192,37 @@ def progress(things: Iterator[Thing], count: int) -> Iterable[Thing]:
 
 @dataclass(frozen=True)
 class Target:
-    """Where things go: one file, or a folder."""
+    """Where things go: one file, or numbered files in a folder."""
 
     path: Path
-    is_folder: bool
+    pattern: str | None = None  # of the names in the folder, with a * for the number
 
     @classmethod
     def of(cls, out: Path | None, maker: "Maker", count: int) -> "Target":
         """What the user asked for, checked before the work begins; by default a name that is still free."""
-        fits_one_file = count == 1 or (maker.sheet is not None and count <= MOST_ON_A_SHEET)
+        usual = maker.suffixes[0]
+        has_sheet = maker.sheet is not None and count <= MOST_ON_A_SHEET
         if out is None:
-            out = _free(_file_name(maker.prompts[0]), maker.suffixes[0] if fits_one_file else "")
-        target = cls(out, out.is_dir() or not out.suffix)
-        if not target.is_folder and out.suffix.lower() not in maker.suffixes:
+            fits_one_file = count == 1 or (has_sheet and usual in SHEET_SUFFIXES)
+            out = _free(_file_name(maker.prompts[0]), usual if fits_one_file else "")
+        if "*" in out.name:
+            target = cls(out.parent, out.name if out.suffix else out.name + usual)
+        else:
+            target = cls(out, f"*{usual}" if out.is_dir() or not out.suffix else None)
+        suffix = Path(target.pattern or out).suffix.lower()
+        if suffix not in maker.suffixes:
             raise ConfigError(
                 f"{out} would be a {out.suffix} file, and what is made here is {' or '.join(maker.suffixes)}; "
                 "a name without an ending is a folder"
             )
-        if not target.is_folder and not fits_one_file:
+        if target.pattern is None and count > 1 and not (has_sheet and suffix in SHEET_SUFFIXES):
             raise ConfigError(f"{count} things do not fit into {out}: give a folder, {out.with_suffix('')}")
         target.claim()
         return target
 
     def claim(self) -> None:
         """Makes the folder, and sees that it can be written into."""
-        folder = self.path if self.is_folder else self.path.parent
+        folder = self.path.parent if self.pattern is None else self.path
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file, not a folder: choose another place with -o")
         try:
@@ -222,39 +231,65 @@ class Target:
             raise OSError(f"{self.path} cannot be written: {error.strerror or error}") from error
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written into: choose another place with -o")
-        if self.is_folder and any(folder.iterdir()):
+        if self.pattern is not None and any(folder.iterdir()):
             raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
 
-    def write(self, things: Iterable[Thing], maker: "Maker", seed: int) -> str:
+    def write(self, things: Iterable[Thing], maker: "Maker", seed: int, tell: Tell) -> str:
         """Writes everything; returns what was written, in words."""
-        if self.is_folder:
-            return write_folder(things, maker, self.path, seed)
+        if self.pattern is not None:
+            return write_folder(things, maker, self.path, seed, self.pattern, tell)
         made = [thing for _, thing in things]
         if len(made) == 1:
-            made[0].write(self.path)
+            write_file(made[0], self.path, tell)
             return str(self.path)
         assert maker.sheet is not None
         maker.sheet(made).write(self.path)
         return f"{self.path}, a sheet of {len(made)}"
 
 
-def write_folder(things: Iterable[Thing], maker: "Maker", folder: Path, seed: int) -> str:
-    """Numbered files, the manifest (which is a dataset's, too) and the sheet; a file is listed as soon as it is there."""
-    suffix, shown = maker.suffixes[0], []
+def write_folder(
+    things: Iterable[Thing],
+    maker: "Maker",
+    folder: Path,
+    seed: int,
+    pattern: str | None = None,
+    tell: Tell = lambda words: None,
+) -> str:
+    """Numbered files, the manifest (which is a dataset's, too) and the sheet; a file is listed as soon as it is there.
+
+    What cannot be written, a mesh without faces say, is told and left out, as long as there is something else.
+    """
+    pattern = pattern or f"*{maker.suffixes[0]}"
+    shown, num_files, problem = [], 0, None
     with (folder / MANIFEST).open("w", encoding="utf-8") as manifest:
         for number, (text, made) in enumerate(things):
-            path = folder / f"{number:05d}{suffix}"
-            made.write(path)
-            manifest.write(json.dumps({"path": path.name, "text": text, "seed": seed}, ensure_ascii=False) + "\n")
-            manifest.flush()
+            path = folder / pattern.replace("*", f"{number:05d}")
             if number < MOST_ON_A_SHEET:
                 shown.append(made)
-    listed = f"{folder}: {number + 1} files, {MANIFEST}"
+            try:
+                write_file(made, path, tell)
+            except ValueError as error:
+                problem = error
+                tell(str(error))
+                continue
+            manifest.write(json.dumps({"path": path.name, "text": text, "seed": seed}, ensure_ascii=False) + "\n")
+            manifest.flush()
+            num_files += 1
+    if problem is not None and not num_files:
+        raise problem
+    listed = f"{folder}: {num_files} files, {MANIFEST}"
     if maker.sheet is None:
         return listed
     across = len(maker.prompts)
-    maker.sheet(shown[: len(shown) // across * across] or shown).write(folder / f"{SHEET}{suffix}")
-    return f"{listed}, and {SHEET}{suffix} to look at"
+    maker.sheet(shown[: len(shown) // across * across] or shown).write(folder / SHEET)
+    return f"{listed}, and {SHEET} to look at"
+
+
+def write_file(made: "Made", path: Path, tell: Tell) -> None:
+    """One thing; what it has to say of itself is told."""
+    words = made.write(path)
+    if isinstance(words, str):
+        tell(f"{path}: {words}")
 
 
 def _file_name(text: str) -> str:

@@ -52,10 +52,11 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); line-h
 .row { display: flex; gap: 4px; } .row > * { flex: 1 1 0; min-width: 0; }
 img { display: block; width: 100%; height: auto; image-rendering: pixelated; border-radius: 3px; } audio { width: 100%; }
 .gallery.broad { grid-template-columns: 1fr; } .broad .row { gap: 1rem; flex-wrap: wrap; } .broad .row > * { flex: 1 1 18rem; }
-.sound img { image-rendering: auto; }
+.sound img, .mesh img { image-rendering: auto; }
+.mesh span { display: block; font: .75rem/1.35 ui-sans-serif, system-ui, sans-serif; color: var(--soft); }
 figure.wide { margin: 1rem 0 1.6rem; } figure.wide figcaption { margin-top: .5rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.6rem; margin: 1rem 0; }
-.chart figcaption { color: var(--ink); font-weight: 600; font-size: .95rem; }
+.chart { max-width: 38rem; } .chart figcaption { color: var(--ink); font-weight: 600; font-size: .95rem; }
 .legend { font-size: .82rem; color: var(--soft); margin: .1rem 0 .3rem; display: flex; flex-wrap: wrap; gap: 0 1.2rem; }
 .legend i { display: inline-block; width: 1.1rem; height: 3px; border-radius: 2px; vertical-align: middle; margin-right: .4rem; }
 .legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -126,8 +127,15 @@ def commands(lines: Iterable[tuple[str, str]]) -> str:
 
 def link(path: Path, page: Path, text: str | None = None) -> str:
     """To a file or folder, by its way from the page."""
-    way = Path(os.path.relpath(path, page.parent)).as_posix()
-    return f'<a href="{quote(way)}">{escape(text or way)}</a>'
+    return _link(path, page, escape(text or _way(path, page)))
+
+
+def _way(path: Path, page: Path) -> str:
+    return Path(os.path.relpath(path, page.parent)).as_posix()
+
+
+def _link(path: Path, page: Path, piece: str) -> str:
+    return f'<a href="{quote(_way(path, page))}">{piece}</a>'
 
 
 def media(path: Path, description: str) -> str:
@@ -145,6 +153,12 @@ def sound(path: Path, picture: Path, description: str) -> str:
     """A sound to play, under a picture of it where there is one."""
     shown = media(picture, description) if picture.exists() else ""
     return f'<div class="sound">{shown}{media(path, description)}</div>'
+
+
+def mesh(path: Path, picture: Path, page: Path, description: str) -> str:
+    """The picture of a mesh, which leads to its file, and what there is to say of it."""
+    shown = _link(path, page, media(picture, description))
+    return f'<div class="mesh">{shown}<span>{escape(description)}</span></div>'
 
 
 def gallery(groups: Iterable[tuple[str, Sequence[str]]], is_wide: bool = False) -> str:
