@@ -50,8 +50,9 @@ from helicon.metrics.mesh import chamfer_distance, coordinate_accuracy, surface_
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
+from helicon.models.meshgpt.data import LENGTHS
 from helicon.models.meshgpt.picture import mesh_sheet
-from helicon.models.meshgpt.trainers import LENGTHS, MeshAutoencoderTrainer, MeshTransformerTrainer
+from helicon.models.meshgpt.trainers import MeshAutoencoderTrainer, MeshTransformerTrainer
 from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.nn.network import load_network
 

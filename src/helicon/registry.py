@@ -156,14 +156,14 @@ entries: dict[str, Entry] = {
         summary="mesh tokenizer: a few codes for each vertex, and back",
         model="helicon.models.meshgpt.autoencoder:MeshAutoencoder",
         trainer="helicon.models.meshgpt.trainers:MeshAutoencoderTrainer",
-        data="helicon.models.meshgpt.trainers:training_meshes",
+        data="helicon.models.meshgpt.data:training_meshes",
         debug_recipe="meshgpt/autoencoder-debug",
     ),
     "mesh-transformer": Entry(
         summary="meshes from words: the tokens of one face after another",
         model="helicon.models.meshgpt.trainers:build_mesh_transformer",
         trainer="helicon.models.meshgpt.trainers:MeshTransformerTrainer",
-        data="helicon.models.meshgpt.trainers:training_meshes",
+        data="helicon.models.meshgpt.data:training_meshes",
         debug_recipe="meshgpt/transformer-debug",
         makers={"helicon.models.meshgpt.transformer:MeshTransformer": "helicon.models.meshgpt.meshes:MeshMaker"},
         tokenizers=dict.fromkeys(
@@ -172,7 +172,7 @@ entries: dict[str, Entry] = {
                 "helicon.models.meshgpt.compact:CompactMeshTokenizer",
                 "helicon.models.meshgpt.transformer:MeshTransformer",
             ),
-            "helicon.models.meshgpt.trainers:MeshTokenizer",
+            "helicon.models.meshgpt.data:MeshTokenizer",
         ),
     ),
 }

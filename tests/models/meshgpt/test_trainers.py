@@ -14,13 +14,8 @@ from helicon.data.tokenize import tokenize
 from helicon.engine.options import ALIASES
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
-from helicon.models.meshgpt.trainers import (
-    LENGTHS,
-    MeshSource,
-    MeshTokenizer,
-    build_mesh_transformer,
-    training_meshes,
-)
+from helicon.models.meshgpt.data import LENGTHS, MeshSource, MeshTokenizer, training_meshes
+from helicon.models.meshgpt.trainers import build_mesh_transformer
 from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.registry import load
 from models.meshgpt.tiny import AUTOENCODER, COUNTED, TEXT, TRANSFORMER, autoencoder, compact, furniture, transformer
