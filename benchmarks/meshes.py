@@ -45,6 +45,7 @@ from helicon.data.seeds import seeded_generator
 from helicon.data.split import split_indices
 from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.engine.trainer import Trainer
+from helicon.metrics.contact_sheet import below_each_other
 from helicon.metrics.image import codebook_use, perplexity
 from helicon.metrics.mesh import chamfer_distance, coordinate_accuracy, surface_points, triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
@@ -444,12 +445,7 @@ def sheet(real: Sequence[Mesh], made: Sequence[Mesh], texts: Sequence[str]) -> I
     starts = range(0, min(len(made), ACROSS * DOWN), ACROSS)
     parts = [slice(start, start + ACROSS) for start in starts]
     rows = [mesh_sheet([real[part], made[part]], texts[part], size=192) for part in parts]
-    whole = Image.new("RGB", (max(row.width for row in rows), sum(row.height + 12 for row in rows)), "white")
-    top = 0
-    for row in rows:
-        whole.paste(row, (0, top))
-        top += row.height + 12
-    return whole
+    return below_each_other(rows, gap=12)
 
 
 CURVES = {

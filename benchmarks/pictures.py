@@ -42,7 +42,7 @@ from helicon.data.image import to_channels, to_tensor
 from helicon.data.split import split_indices
 from helicon.data.synthetic import SyntheticShapes
 from helicon.engine.trainer import Trainer
-from helicon.metrics.contact_sheet import contact_sheet
+from helicon.metrics.contact_sheet import below_each_other, contact_sheet
 from helicon.metrics.image import codebook_use, frechet_distance, image_grid, perplexity, psnr
 from helicon.models.muse.generate import Filler
 from helicon.nn.network import load_network
@@ -368,12 +368,7 @@ def sample_sheet(held_out: Pictures, made: Tensor) -> Image.Image:
     for start in range(0, min(len(made), ACROSS * SHEETS), ACROSS):
         part = slice(start, start + ACROSS)
         sheets.append(contact_sheet([real[part], made[part].float()], held_out.texts[part]))
-    whole = Image.new("RGB", (max(s.width for s in sheets), sum(s.height + 12 for s in sheets)), "white")
-    top = 0
-    for sheet in sheets:
-        whole.paste(sheet, (0, top))
-        top += sheet.height + 12
-    return whole
+    return below_each_other(sheets, gap=12)
 
 
 CURVES = {

@@ -19,8 +19,8 @@ from helicon.cli import app
 from helicon.cli import generate as verb
 from helicon.config import check, load_recipe, signature_without
 from helicon.data.image import image_data
+from helicon.metrics.contact_sheet import ACROSS
 from helicon.models.muse.maskgit import MaskGit
-from helicon.models.muse.pictures import ACROSS
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE

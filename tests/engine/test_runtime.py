@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,12 @@ def test_compilation_takes_only_the_networks_a_task_allows() -> None:
     runtime.wrap(whole, [whole[1]])
     is_compiled = [module._compiled_call_impl is not None for module in (yes, no, whole, *whole)]
     assert is_compiled == [True, False, False, False, True]
+
+
+def test_graphs_are_for_one_process() -> None:
+    several = SimpleNamespace(device=torch.device("cpu"), process_index=0, num_processes=2, mixed_precision="no")
+    with pytest.raises(ValueError, match='compile="graphs" is for one process: use compile=True'):
+        Runtime(options(compile="graphs", accelerator=several))
 
 
 class Starting(nn.Module):

@@ -48,6 +48,8 @@ class Runtime:
         is_cuda = self.device.type == "cuda"
         self.compiles = options.compile in (True, "graphs") or (options.compile == "auto" and is_cuda)
         self.records = options.compile == "graphs" and is_cuda
+        if options.compile == "graphs" and self.world_size > 1:
+            raise ValueError('compile="graphs" is for one process: use compile=True')
         self._is_starting = self.compiles
         self.shards = options.shard
         if self.shards and self.world_size == 1:

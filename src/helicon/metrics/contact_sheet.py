@@ -3,7 +3,10 @@
 Letters: b pictures in a row, c channels, h height, w width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
@@ -15,7 +18,9 @@ MIN_WIDTH = 128  # smaller pictures are enlarged to at least this, so that words
 FONT_SIZE = 11
 MAX_LINES = 5
 GAP = 6
+ACROSS = 8  # pictures in a row of a sheet of prompts, at most
 
+Thing = TypeVar("Thing")
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -41,6 +46,41 @@ def contact_sheet(rows: Sequence[Float[Tensor, "b c _ _"]], captions: Sequence[s
                 draw.text((left, top + picture.height + 2 + number * line_height), line, fill="black", font=font)
         top += height
     return sheet
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Several things as one picture."""
+
+    image: Image.Image
+
+    def write(self, path: Path) -> None:
+        self.image.save(path)
+
+
+def sheet_of_prompts(
+    things: Sequence[Thing],
+    prompts: Sequence[str],
+    draw: Callable[[list[Sequence[Thing]], Sequence[str]], Image.Image],
+) -> Sheet:
+    """One column for each prompt, one row for each time it was made; the things of a single prompt stand side by side.
+
+    `draw` makes a picture of rows of things, of which column i has caption i; it gets as many columns as fit on a screen.
+    """
+    across = len(prompts) if len(prompts) > 1 else len(things)
+    captions = (prompts if len(prompts) > 1 else [*prompts] * across)[: len(things)]
+    rows = [things[start : start + across] for start in range(0, len(things), across)]
+    parts = [slice(start, start + ACROSS) for start in range(0, len(captions), ACROSS)]
+    return Sheet(below_each_other([draw([row[part] for row in rows], captions[part]) for part in parts]))
+
+
+def below_each_other(parts: Sequence[Image.Image], gap: int = GAP) -> Image.Image:
+    size = max(part.width for part in parts), sum(part.height + gap for part in parts) - gap
+    whole, top = Image.new("RGB", size, "white"), 0
+    for part in parts:
+        whole.paste(part, (0, top))
+        top += part.height + gap
+    return whole
 
 
 def _enlarged(picture: Image.Image, width: int) -> Image.Image:

@@ -92,6 +92,7 @@ def test_nothing_is_a_mesh_of_nothing(tmp_path: Path):
     mesh = assembled(torch.full((3, 4, 3), torch.nan), torch.zeros(3, dtype=torch.bool))
     assert mesh.vertices.shape == (0, 3) and mesh.faces.shape == (0, 4)
     assert str(mesh_report(mesh, dropped=2)) == "0 faces, 0 vertices, 2 faces dropped: not watertight"
+    assert str(mesh_report(mesh, dropped=1)) == "0 faces, 0 vertices, 1 face dropped: not watertight"
     with pytest.raises(ValueError, match="has no faces, so there is nothing to write"):
         write_mesh(tmp_path / "x.glb", mesh)
 

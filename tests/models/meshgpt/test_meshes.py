@@ -19,10 +19,11 @@ from helicon.cli.generate import write_folder
 from helicon.data.mesh import Mesh, MeshTransform, face_edges, read_mesh, tidy
 from helicon.data.mesh_data import mesh_data
 from helicon.data.synthetic_meshes import SyntheticMeshes
+from helicon.metrics.contact_sheet import ACROSS
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
-from helicon.models.meshgpt.meshes import ACROSS, ON_A_SHEET, PICTURE_SIZE, MadeMesh, MeshMaker, picture_beside
+from helicon.models.meshgpt.meshes import ON_A_SHEET, PICTURE_SIZE, MadeMesh, MeshMaker, picture_beside
 from helicon.models.meshgpt.picture import mesh_picture
 from helicon.models.meshgpt.transformer import MeshTransformer
 

@@ -22,7 +22,6 @@ from helicon.models.audiolm.wrappers import (
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 
 MAX_SHOWN = 4
-TEXT_LENGTHS = 16  # texts are padded to a multiple of this, so that a compiled network meets few different lengths
 TOKENS = "tokens"  # where a batch keeps what the frozen networks made of it
 
 
@@ -56,19 +55,11 @@ class StageTask(Task):
         return self.networks["model"](**self.tokens(batch), **self._condition(batch), **options, return_losses=True)
 
     def _condition(self, batch: Batch) -> dict[str, Any]:
-        """Texts as tensors: strings are read here, outside of what is compiled."""
+        """What the network is conditioned on, as tensors."""
         transformer = self.model.transformer
-        if not transformer.has_condition:
-            return {}
-        if self.model.audio_conditioner is not None:
+        if transformer.has_condition and self.model.audio_conditioner is not None:
             return self.model.condition_of(batch.get("raw_wave", batch.get("raw_wave_for_codec")))
-        if "text_embeds" in batch:
-            embedded = {"text_embeds": batch["text_embeds"]}
-            if "text_embeds_lengths" in batch:
-                counted = torch.arange(batch["text_embeds"].shape[1], device=batch["text_embeds"].device)
-                embedded["text_mask"] = counted < batch["text_embeds_lengths"][:, None]
-            return embedded
-        return transformer.read_texts(batch["texts"], TEXT_LENGTHS) if "texts" in batch else {}
+        return transformer.batch_texts(batch)
 
     def updates(self, step: int) -> Sequence[Update]:
         return [Update("model", lambda losses: Loss(losses.total, losses.parts))]

@@ -44,11 +44,15 @@ class MeshReport:
     watertight: bool  # two faces at each edge, and no two of them wound against each other
 
     def __str__(self) -> str:
-        counted = [f"{self.faces} faces", f"{self.vertices} vertices"]
-        counted += [f"{self.dropped} faces dropped"] * bool(self.dropped)
-        counted += [f"{self.boundary_edges} boundary edges"] * bool(self.boundary_edges)
-        counted += [f"{self.non_manifold_edges} non-manifold edges"] * bool(self.non_manifold_edges)
+        counted = [_counted(self.faces, "face"), _counted(self.vertices, "vertex", "vertices")]
+        counted += [f"{_counted(self.dropped, 'face')} dropped"] * bool(self.dropped)
+        counted += [_counted(self.boundary_edges, "boundary edge")] * bool(self.boundary_edges)
+        counted += [_counted(self.non_manifold_edges, "non-manifold edge")] * bool(self.non_manifold_edges)
         return ", ".join(counted) + (": watertight" if self.watertight else ": not watertight")
+
+
+def _counted(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def assembled(coords: Float[Tensor, "f n 3"], mask: Bool[Tensor, "f"] | None = None) -> Mesh:

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtyping import Int
-from PIL import Image
 from torch import Tensor
 
 from helicon.data.dataset import BadFile
 from helicon.data.mesh import Mesh, face_edges, fit_to_cube, read_mesh, tidy
-from helicon.metrics.contact_sheet import GAP
+from helicon.metrics.contact_sheet import Sheet, sheet_of_prompts
 from helicon.models.meshgpt.assemble import MeshReport, assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.picture import mesh_picture, mesh_sheet
 from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.nn.network import Network
 from helicon.nn.sampling import Sampling
 
-ACROSS = 8  # meshes in a row of a sheet, at most
 PICTURE = ".png"
 PICTURE_SIZE = 320  # pixels a side, of a picture beside a mesh
 ON_A_SHEET = 192
@@ -46,16 +44,6 @@ class MadeMesh:
             write_mesh(path, self.mesh)
         mesh_picture(self.mesh, PICTURE_SIZE).save(picture_beside(path))
         return str(self.report)
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Several meshes as one picture."""
-
-    image: Image.Image
-
-    def write(self, path: Path) -> None:
-        self.image.save(path)
 
 
 def picture_beside(path: Path) -> Path:
@@ -129,15 +117,8 @@ class MeshMaker:
         return _made(coordinates, mask)
 
     def sheet(self, meshes: Sequence[MadeMesh]) -> Sheet:
-        """One column for each prompt, one row for each time it was made; the meshes of a single prompt stand side by side."""
-        across = len(self.prompts) if len(self.prompts) > 1 else len(meshes)
-        captions = (self.prompts if len(self.prompts) > 1 else self.prompts * across)[: len(meshes)]
-        rows = [[made.mesh for made in meshes[start : start + across]] for start in range(0, len(meshes), across)]
-        parts = [
-            mesh_sheet([row[start : start + ACROSS] for row in rows], captions[start : start + ACROSS], ON_A_SHEET)
-            for start in range(0, len(captions), ACROSS)
-        ]
-        return Sheet(_below_each_other(parts))
+        draw = lambda rows, captions: mesh_sheet([[made.mesh for made in row] for row in rows], captions, ON_A_SHEET)
+        return sheet_of_prompts(meshes, self.prompts, draw)
 
     def _beginning(self, path: Path, keep: float) -> Int[Tensor, "1 n"]:
         """The tokens to go on from: the first of those of the mesh, in whole faces where they come in faces."""
@@ -204,12 +185,3 @@ def _possible_length(network: MeshTransformer, max_seq_len: int | None) -> int |
 def _made(coordinates: Tensor, mask: Tensor) -> MadeMesh:
     mesh = assembled(coordinates, mask)
     return MadeMesh.of(mesh, dropped=int(mask.sum()) - len(mesh.faces))
-
-
-def _below_each_other(parts: Sequence[Image.Image]) -> Image.Image:
-    size = max(part.width for part in parts), sum(part.height + GAP for part in parts) - GAP
-    whole, top = Image.new("RGB", size, "white"), 0
-    for part in parts:
-        whole.paste(part, (0, top))
-        top += part.height + GAP
-    return whole

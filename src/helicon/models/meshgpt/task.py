@@ -22,7 +22,6 @@ from helicon.models.meshgpt.picture import mesh_sheet
 from helicon.models.meshgpt.transformer import MeshTransformer
 
 MAX_SHOWN = 6
-TEXT_LENGTHS = 16  # texts are padded to a multiple of this, so that a compiled network meets few different lengths
 
 Writers = Mapping[str, Callable[[Path], object]]
 
@@ -110,19 +109,7 @@ class MeshTransformerTask(Task):
 
     def forward(self, batch: Batch, **options: Any) -> Tensor:
         codes = self.codes(batch)
-        return self.networks["model"](codes=codes, **self._texts(batch), **self._counts(batch), **options)
-
-    def _texts(self, batch: Batch) -> dict[str, Any]:
-        """Texts as tensors: strings are read here, outside of what is compiled."""
-        if self.model.text_proj is None:
-            return {}
-        if "text_embeds" in batch:
-            embedded = {"text_embeds": batch["text_embeds"]}
-            if "text_embeds_lengths" in batch:
-                counted = torch.arange(batch["text_embeds"].shape[1], device=batch["text_embeds"].device)
-                embedded["text_mask"] = counted < batch["text_embeds_lengths"][:, None]
-            return embedded
-        return self.model.read_texts(batch["texts"], TEXT_LENGTHS) if "texts" in batch else {}
+        return self.networks["model"](codes=codes, **self.model.batch_texts(batch), **self._counts(batch), **options)
 
     def _counts(self, batch: Batch) -> dict[str, Tensor]:
         is_asked = self.model.num_faces_emb is not None and "num_faces" in batch
@@ -142,7 +129,7 @@ class MeshTransformerTask(Task):
             return None
         longest = self.codes(batch).flatten(1).shape[1]
         few = {name: value[:MAX_SHOWN] for name, value in batch.items()}
-        conditions = {**self._texts(few), **self._counts(few)}
+        conditions: dict[str, Any] = {**self.model.batch_texts(few), **self._counts(few)}
         rows = len(few["codes"])
         return _meshes(*self.model.generate(batch_size=rows, max_seq_len=longest, seed=seed, **conditions))
 

@@ -17,13 +17,11 @@ from torch import Tensor
 from helicon.config import signature_without
 from helicon.data.dataset import BadFile
 from helicon.data.image import ImageTransform
-from helicon.metrics.contact_sheet import GAP, contact_sheet
+from helicon.metrics.contact_sheet import Sheet, contact_sheet, sheet_of_prompts
 from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import MaskGit
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.nn.network import Network
-
-ACROSS = 8  # pictures in a row of a sheet, at most
 
 # Arguments of `MaskGit.generate` that are no options of a command: tensors, and what the maker sets itself.
 NOT_OPTIONS = (
@@ -40,16 +38,6 @@ class Picture:
 
     def write(self, path: Path) -> None:
         pil_images(self.pixels[None])[0].save(path)
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Several pictures as one."""
-
-    image: Image.Image
-
-    def write(self, path: Path) -> None:
-        self.image.save(path)
 
 
 def _with_options_of_maskgit(constructor: Callable[..., Any]) -> inspect.Signature:
@@ -120,15 +108,8 @@ class PictureMaker:
         return [Picture(pixels) for pixels in made.float().cpu()]
 
     def sheet(self, pictures: Sequence[Picture]) -> Sheet:
-        """One column for each prompt, one row for each time it was made; the pictures of a single prompt stand side by side."""
-        across = len(self.prompts) if len(self.prompts) > 1 else len(pictures)
-        captions = (self.prompts if len(self.prompts) > 1 else self.prompts * across)[: len(pictures)]
-        rows = [pictures[start : start + across] for start in range(0, len(pictures), across)]
-        parts = [
-            contact_sheet([_batch(row[start : start + ACROSS]) for row in rows], captions[start : start + ACROSS])
-            for start in range(0, len(captions), ACROSS)
-        ]
-        return Sheet(_below_each_other(parts))
+        draw = lambda rows, captions: contact_sheet([_batch(row) for row in rows], captions)
+        return sheet_of_prompts(pictures, self.prompts, draw)
 
     def _conditions(
         self, texts: list[str], classes: list[int], negative_texts: Sequence[str] | None
@@ -235,14 +216,3 @@ def _size(path: Path) -> tuple[int, int]:
 
 def _batch(pictures: Sequence[Picture]) -> Float[Tensor, "b c h w"]:
     return torch.stack([picture.pixels for picture in pictures])
-
-
-def _below_each_other(parts: Sequence[Image.Image]) -> Image.Image:
-    whole = Image.new(
-        "RGB", (max(part.width for part in parts), sum(part.height + GAP for part in parts) - GAP), "white"
-    )
-    top = 0
-    for part in parts:
-        whole.paste(part, (0, top))
-        top += part.height + GAP
-    return whole

@@ -21,7 +21,6 @@ from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE
 
 MAX_SHOWN = 8
-TEXT_LENGTHS = 16  # texts are padded to a multiple of this, so that a compiled network meets few different lengths
 
 
 @dataclass(frozen=True)
@@ -164,14 +163,9 @@ class MaskGitTask(Task):
         return [*texts[:1], *classes]
 
     def _condition(self, batch: Batch) -> dict[str, Any]:
-        """These entries as tensors: strings are read here, outside of what is compiled."""
-        found = {name: batch[name] for name in self._conditions(batch)}
-        if "texts" in found:
-            found |= self.model.transformer.read_texts(found.pop("texts"), TEXT_LENGTHS)
-        elif "text_embeds" in found and "text_embeds_lengths" in batch:
-            counted = torch.arange(found["text_embeds"].shape[1], device=found["text_embeds"].device)
-            found["text_mask"] = counted < batch["text_embeds_lengths"][:, None]
-        return found
+        """These entries as tensors."""
+        classes = {"classes": batch["classes"]} if "classes" in self._conditions(batch) else {}
+        return {**self.model.transformer.batch_texts(batch), **classes}
 
     def updates(self, step: int) -> Sequence[Update]:
         return [Update("model", lambda losses: Loss(losses.total, _parts(losses)))]

@@ -16,6 +16,8 @@ from helicon.models.text.pretrained import PretrainedTextEncoder
 from helicon.nn.network import Network
 from helicon.nn.norms import RMSNorm
 
+TEXT_LENGTHS = 16  # texts are padded to a multiple of this, so that a compiled network meets few different lengths
+
 
 class Context(NamedTuple):
     """What tokens are conditioned on; where `mask` is False there is nothing."""
@@ -93,6 +95,21 @@ class TextConditioned(Network):
             mask, name = embedded.mask, "text_embeds"
             values = F.pad(embedded.embeddings, (0, 0, 0, -mask.shape[1] % multiple_of))
         return {name: values, "text_mask": F.pad(mask, (0, -mask.shape[1] % multiple_of), value=False)}
+
+    def batch_texts(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The texts of a training batch as the tensors `forward` takes: embedded ones where there are some (padded with zeros, or with
+        their lengths beside them), else those that are read here, outside of what is compiled."""
+        if self.text_proj is None:
+            return {}
+        if "text_embeds" not in batch:
+            return self.read_texts(batch["texts"], TEXT_LENGTHS) if "texts" in batch else {}
+        embeds, lengths = batch["text_embeds"], batch.get("text_embeds_lengths")
+        if lengths is None:
+            return {"text_embeds": embeds}
+        return {
+            "text_embeds": embeds,
+            "text_mask": torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None],
+        }
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b t e"]:
         """Embeddings to give as `text_embeds`, zero where a text is padded."""
