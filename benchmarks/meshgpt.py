@@ -210,12 +210,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="measurements, of 10 training steps or one call each")
-    parser.add_argument(
-        "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
-    )
-    parser.add_argument("--out", type=Path, help="where to write the numbers as json")
-    arguments = parser.parse_args()
+    arguments = report.arguments(parser)
     if arguments.only == "autoencoder" and arguments.what == "generate":
         parser.error("an autoencoder makes no meshes by itself: leave --only or --what out")
     size = TINY if arguments.tiny else Size()

@@ -1,5 +1,6 @@
 """Shared by the benchmarks: timing on any device, where the time goes, what the hardware is, a table and a json file."""
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,16 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line says, with the options that all measurements of speed have."""
+    parser.add_argument("--repeats", type=int, default=5, help="measurements, of 10 training steps or one call each")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
+    )
+    parser.add_argument("--out", type=Path, help="where to write the numbers as json")
+    return parser.parse_args()
 
 
 def device() -> torch.device:

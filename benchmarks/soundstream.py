@@ -60,7 +60,7 @@ def time_training(recipe: str, arguments: argparse.Namespace) -> dict[str, Any]:
         trainer = SoundStreamTrainer(
             codec, dataset=Noise(8 * rows, samples), batch_size=rows, num_train_steps=10**6, grad_accum_every=1,
             num_workers=0 if arguments.tiny else 4, apply_grad_penalty_every=0, valid_frac=0, save_results_every=10**6,
-            save_model_every=10**6, tensorboard=False, compile=arguments.compile, results_folder=Path(folder) / "run",
+            save_model_every=10**6, tensorboard=False, results_folder=Path(folder) / "run",
         )  # fmt: skip
 
         def ten_steps() -> None:
@@ -120,15 +120,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that this script runs")
     parser.add_argument("--recipes", nargs="+", default=("reference", "soundstream"), help="to train")
     parser.add_argument("--only", choices=("train", "code"), help="one half")
-    parser.add_argument(
-        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
-    )
-    parser.add_argument("--repeats", type=int, default=5, help="measurements, of 10 training steps or one call each")
-    parser.add_argument(
-        "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
-    )
-    parser.add_argument("--out", type=Path, help="where to write the numbers as json")
-    arguments = parser.parse_args()
+    arguments = report.arguments(parser)
     rows = []
     if arguments.only != "code":
         rows += [report.measured(time_training(recipe, arguments)) for recipe in arguments.recipes]

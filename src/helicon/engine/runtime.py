@@ -80,8 +80,7 @@ class Runtime:
         ):  # parts of different sizes share their code, and more than this many versions of it would be left uncompiled
             torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
         for module in compiled if self.compiles else ():
-            # (Many small graphs cost more than they save.)
-            module.compile(mode="reduce-overhead" if self.records and module is network else None)
+            module.compile(mode="reduce-overhead" if self.records else None)
         if self.is_distributed:
             self._equalise(network)
         if self.shards:

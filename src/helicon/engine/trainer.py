@@ -93,6 +93,13 @@ class Trainer:
         for module in task.frozen.values():
             self.runtime.freeze(module)
         self.raw = dict(task.networks)
+        if self.options.compile == "graphs" and not all(
+            task.compiled.get(name) == (n,) for name, n in self.raw.items()
+        ):
+            raise ValueError(
+                f'compile="graphs" records networks that are compiled as a whole, which those of {type(task).__name__} are not: '
+                "use compile=True"
+            )
         self.wrapped = {
             name: self.runtime.wrap(network, task.compiled.get(name, ())) for name, network in self.raw.items()
         }
