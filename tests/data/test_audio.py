@@ -519,3 +519,12 @@ def test_no_more_than_the_margin_is_needed():
                 crop = AudioTransform(target, max_length=3000)(Wave(wave, source, "x"), segment=3)["audio"]
             errors.append((crop - whole[9000:12000]).abs().max().item())
         assert errors[0] < 3e-6 < 2e-5 < errors[1]
+
+
+def test_a_part_of_a_sound_dataset_is_read_at_the_rate_that_is_asked_for(tmp_path: Path):
+    for number in range(3):
+        soundfile.write(tmp_path / f"{number}.wav", np.full(1600, 0.1 * (number + 1)), 16000)
+    whole = SoundDataset(tmp_path, 16000)
+    found = audio_data(torch.utils.data.Subset(whole, [2, 0]), 8000)
+    assert [len(found[index]["audio"]) for index in range(len(found))] == [800, 800]
+    assert found[0]["audio"][400].item() == pytest.approx(0.3, abs=1e-3)

@@ -14,8 +14,8 @@ from helicon.data.synthetic_sounds import (
     LOUDNESSES,
     PITCHES,
     SyntheticSounds,
-    _decay,
-    _sine,
+    decay,
+    sine,
 )
 
 
@@ -91,8 +91,8 @@ def test_the_sound_is_what_the_numbers_say():
 
 def test_sines_and_decays_of_exact_operations_are_near_the_true_ones():
     turns = np.linspace(0, 3000, 70001)
-    np.testing.assert_allclose(_sine(turns), np.sin(2 * np.pi * turns), atol=1e-8)
-    np.testing.assert_allclose(_decay(np.linspace(0, 10, 99)), np.exp(-np.linspace(0, 10, 99)), atol=5e-4)
+    np.testing.assert_allclose(sine(turns), np.sin(2 * np.pi * turns), atol=1e-8)
+    np.testing.assert_allclose(decay(np.linspace(0, 10, 99)), np.exp(-np.linspace(0, 10, 99)), atol=5e-4)
 
 
 def test_held_out_pairs_never_appear_and_can_be_asked_for():

@@ -169,6 +169,26 @@ def test_shapes_may_differ_and_integers_are_stored_as_small_as_they_can_be(size:
     assert batch["codes"].shape == (6, 5, 3) and batch["codes_lengths"].tolist() == [2, 0, 5, 1, 1, 3]
 
 
+class Frames(Tokenizer):
+    def __init__(self) -> None:
+        self.networks, self.sizes = {}, {"frames": 0}
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"frames": [row[:length] for row, length in zip(batch["frames"], batch["frames_lengths"], strict=True)]}
+
+
+def test_numbers_that_are_no_codes_come_back_to_the_last_bit() -> None:
+    scales = torch.tensor([1e-20, 1.0, -1e20])
+    samples = [
+        {"frames": torch.randn(length, 3, generator=torch.Generator().manual_seed(length)) * scales}
+        for length in (5, 0, 2)
+    ]
+    tokenize(Items(samples), Frames(), "cache", source="a list", arguments={})
+    cache = TokenCache("cache")
+    for index, sample in enumerate(samples):
+        assert cache[index]["frames"].dtype == torch.float32 and torch.equal(cache[index]["frames"], sample["frames"])
+
+
 def test_wrong_tokens_are_not_stored() -> None:
     samples = Items([{"codes": torch.tensor([[5]]), "faces": 1, "name": "a"}])
     with pytest.raises(ValueError, match="the tokenizer gave codes from 5 to 5, and names 5 codes"):

@@ -1,12 +1,9 @@
-"""Checkpoints are whole or not there: damage is found, faults and kills at any moment harm nothing, nothing is unpickled."""
+"""Checkpoints are whole or not there: damage is found, faults and kills at any moment harm nothing."""
 
 import errno
 import itertools
-import json
 import os
-import pickle
 import resource
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +28,8 @@ from helicon.engine.checkpoint import (
     verify,
     write,
 )
-from helicon.nn.network import load_network, load_state
-from toys import Line, LineTask, ToyTrainer, line_task
+from helicon.nn.network import load_state
+from toys import Line
 
 RUN = Path("run")
 
@@ -434,138 +431,6 @@ def test_a_saved_network_cannot_be_resumed_and_says_what_to_do() -> None:
         ValueError, match="network without training state: start from its weights with init_from='line'"
     ):
         Loaded.open(Path("line"))
-
-
-# ---------------------------------------------------------------------- the stages a run stands on
-
-
-class Upper(Line):
-    """A network that stands on an earlier one."""
-
-    def __init__(self, stage: Line):
-        super().__init__()
-        self.stage = stage.requires_grad_(False)
-
-
-def test_a_checkpoint_refers_to_the_stage_it_was_trained_on_also_when_its_folder_has_changed() -> None:
-    for name in ("kept", "retrained", "unsaved"):
-        stage = Line()
-        if name != "unsaved":
-            stage.save_pretrained(name)
-            stage = Line.from_pretrained(name)
-        if name == "retrained":
-            Line().save_pretrained(name)  # by someone else, while this one is in use
-        trainer = ToyTrainer(
-            LineTask(Upper(stage)), results_folder=f"run-{name}", num_train_steps=2, save_model_every=1
-        )
-        trainer.train()
-        for path in checkpoints(Path(f"run-{name}")):
-            loaded = load_network(path)
-            assert isinstance(loaded, Upper)
-            assert torch.equal(loaded.stage.layers[0].weight, stage.layers[0].weight)
-        assert Path(f"run-{name}/stages").exists() == (name != "kept"), "a copy is made only where it must be"
-
-
-def test_a_network_outlives_the_checkpoint_its_stage_was_loaded_from() -> None:
-    def first(steps: int) -> None:
-        ToyTrainer(line_task(), results_folder="first", num_train_steps=steps, keep_last=1, resume=True).train()
-
-    first(2)
-    stage = load_network(checkpoints(Path("first"))[-1])
-    ToyTrainer(LineTask(Upper(stage)), results_folder="second", num_train_steps=2).train()
-    first(4)
-    assert [folder.name for folder in checkpoints(Path("first"))] == ["step-00000004"]
-    loaded = load_network(checkpoints(Path("second"))[-1])
-    assert torch.equal(loaded.stage.layers[0].weight, stage.layers[0].weight)
-
-
-def test_a_run_goes_on_with_the_stage_it_was_trained_on_alone(caplog: pytest.LogCaptureFixture) -> None:
-    def trainer(stage: Line, steps: int) -> ToyTrainer:
-        return ToyTrainer(LineTask(Upper(stage)), results_folder="run", num_train_steps=steps, resume=True)
-
-    for name in ("first", "other"):
-        Line().save_pretrained(name)
-    trainer(Line.from_pretrained("first"), 2).train()
-    with pytest.raises(ValueError, match=r"was trained on the stage at .*/first, and this trainer has another"):
-        trainer(Line.from_pretrained("other"), 4)
-    same = Line()
-    same.load_own_state(Line.from_pretrained("first").own_state())
-    trainer(same, 4).train()
-    assert [folder.name for folder in Path("run/stages").iterdir()] == ["stage"]
-    again = Line()
-    again.load_own_state(same.own_state())
-    trainer(again, 6).train()
-    assert [folder.name for folder in Path("run/stages").iterdir()] == ["stage"], (
-        "one copy, however often it is resumed"
-    )
-    shutil.rmtree("run/stages")
-    caplog.clear()
-    assert trainer(Line.from_pretrained("first"), 6).step == 6
-    assert not caplog.records, "the same weights, from wherever they come"
-    assert trainer(Line(), 6).step == 6 and "is not at" in caplog.text
-
-
-# ---------------------------------------------------------------------- nothing is unpickled
-
-
-class Payload:
-    """Unpickling it makes a file."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (exec, ("import pathlib; pathlib.Path('executed').touch()",))
-
-
-def test_the_payload_works_where_something_unpickles() -> None:
-    pickle.loads(pickle.dumps(Payload()))
-    assert Path("executed").exists()
-
-
-@pytest.fixture
-def run_of_a_network() -> Path:
-    ToyTrainer(line_task(), results_folder=RUN, num_train_steps=1).train()
-    return folder(1)
-
-
-@pytest.mark.parametrize("how", ["pickle", "torch"])
-@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "config.json"])
-def test_a_pickle_offered_as_a_file_of_a_network_is_refused_and_not_executed(name: str, how: str) -> None:
-    Line().save_pretrained("line")
-    offer(Path("line") / name, how)
-    with pytest.raises(ValueError, match=r"never unpickled|not a configuration written by Helicon"):
-        load_network(Path("line"))
-    with pytest.raises(ValueError):
-        Line.from_pretrained("line")
-    assert not Path("executed").exists()
-
-
-@pytest.mark.parametrize("name", ["state/optimizer-model.safetensors", "state/trainer.json", "state/random.json"])
-def test_a_pickle_inside_a_resealed_checkpoint_is_refused_and_not_executed(run_of_a_network: Path, name: str) -> None:
-    """Someone who makes the manifest fit gets no further."""
-    path = run_of_a_network
-    offer(path / name, "pickle")
-    manifest = read_manifest(path)
-    manifest["files"][name] = {"size": (path / name).stat().st_size, "sha256": checkpoint.sha256(path / name)}
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoint._seal(manifest)}))
-    verify(path)
-    with pytest.raises(ValueError):
-        ToyTrainer(line_task(), results_folder=RUN, resume=True)
-    assert not Path("executed").exists()
-
-
-def test_a_pickle_offered_as_a_checkpoint_file_is_refused_and_not_executed() -> None:
-    offer(Path("model.pt"), "torch")
-    trainer = ToyTrainer(line_task(), results_folder=RUN)
-    for load in (trainer.load, lambda path: ToyTrainer(line_task(), results_folder="other", init_from=path)):
-        with pytest.raises(ValueError, match="never unpickled"):
-            load("model.pt")
-    assert not Path("executed").exists()
-
-
-def offer(path: Path, how: str) -> None:
-    if how == "torch":
-        torch.save(Payload(), path)
-    else:
-        path.write_bytes(pickle.dumps(Payload()))
 
 
 # ---------------------------------------------------------------------- writing in the background

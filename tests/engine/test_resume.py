@@ -188,6 +188,37 @@ def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(monkeypatch: 
     assert newest_whole(Path("run")).name == "step-00000002"
 
 
+def test_a_signal_stops_the_run_it_was_sent_to_and_no_later_step() -> None:
+    run = trainer("run", steps=10)
+
+    def interrupt(_: object) -> None:
+        if run.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run.train(interrupt)
+    stopped = run.step
+    run.train_step()
+    run.train()
+    assert stopped < run.step == 10
+
+
+def test_a_checkpoint_that_is_refused_changes_nothing() -> None:
+    other = trainer("other", steps=2, optimizer="lion")
+    other.train()
+    run = trainer("run", steps=4, optimizer="adamw")
+    run.train_step()
+    before = {name: value.clone() for name, value in run.task.model.own_state().items()}
+    moments = {name: value.clone() for name, value in run.optimizers["model"].state().items()}
+    with pytest.raises(ValueError, match="the state of another optimizer than adamw"):
+        run.load("other")
+    assert all(torch.equal(run.task.model.own_state()[name], value) for name, value in before.items())
+    kept = run.optimizers["model"].state()
+    assert moments and kept.keys() == moments.keys() and all(torch.equal(kept[name], moments[name]) for name in kept)
+    run.train()
+    assert run.step == 4
+
+
 class OneAtATime(torch.utils.data.DataLoader):
     """Keeps its place itself, and has one for all passes over it: as a StatefulDataLoader, or one with persistent workers."""
 

@@ -213,7 +213,7 @@ def test_a_network_of_one_process_is_wrapped_in_nothing() -> None:
     assert network.weight.grad is not None
 
 
-@pytest.mark.parametrize(("chosen", "compiles"), [("auto", False), (False, False), (True, True), ("graphs", True)])
+@pytest.mark.parametrize(("chosen", "compiles"), [("auto", False), (False, False), (True, True), ("graphs", False)])
 def test_compilation_is_as_asked_and_auto_leaves_a_cpu_alone(chosen: Any, compiles: bool) -> None:
     assert Runtime(options(compile=chosen)).compiles is compiles
 
@@ -230,10 +230,11 @@ def test_compilation_takes_only_the_networks_a_task_allows() -> None:
     assert is_compiled == [True, False, False, False, True]
 
 
-def test_graphs_are_for_one_process() -> None:
-    several = SimpleNamespace(device=torch.device("cpu"), process_index=0, num_processes=2, mixed_precision="no")
-    with pytest.raises(ValueError, match='compile="graphs" is for one process: use compile=True'):
-        Runtime(options(compile="graphs", accelerator=several))
+def test_graphs_are_of_one_process_and_several_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    several = SimpleNamespace(device=torch.device("cuda"), process_index=0, num_processes=2, mixed_precision="no")
+    runtime = Runtime(options(compile="graphs", mixed_precision="no", accelerator=several))
+    assert runtime.compiles and not runtime.records
+    assert "records the steps of a single process: this run is compiled alone" in caplog.text
 
 
 class Starting(nn.Module):

@@ -509,10 +509,3 @@ def test_gradient_of_bf16_autocast_on_a_cpu_trains() -> None:
     ToyTrainer(task, results_folder="run", mixed_precision="bf16").train()
     assert all(torch.isfinite(v).all() and v.dtype == torch.float32 for v in weights(task).values())
     assert any(not torch.equal(v, before[n]) for n, v in weights(task).items())
-
-
-def test_graphs_are_for_networks_that_are_compiled_as_a_whole(tmp_path: Path) -> None:
-    task = pair_task()
-    task.compiled = {"generator": (task.networks["generator"],)}
-    with pytest.raises(ValueError, match="which those of PairTask are not: use compile=True"):
-        ToyTrainer(task, results_folder=tmp_path / "run", compile="graphs")

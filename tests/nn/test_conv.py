@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helicon.nn.conv import CausalConv1d, CausalUpsample1d, convolve, in_eights
+from helicon.nn.conv import CausalConv1d, CausalUpsample1d, convolve, in_eights, taken_apart
 
 
 def randomised(module):
@@ -154,3 +154,10 @@ def test_senseless_options_are_refused(options, said):
     constructor = CausalConv1d.__init__
     with pytest.raises(ValueError, match=said):  # as for a user without a type checker
         getattr(constructor, "__wrapped__", constructor)(CausalConv1d.__new__(CausalConv1d), 2, 3, **options)
+
+
+@pytest.mark.parametrize(("samples", "dilation"), [(30, 3), (31, 3), (55, 9), (13, 2)])
+def test_a_dilated_convolution_taken_apart_is_the_same(samples: int, dilation: int) -> None:
+    x, weight, bias = torch.randn(2, samples, 3), torch.randn(5, 7, 3), torch.randn(5)
+    expected = convolve(x, weight, bias, dilation)
+    torch.testing.assert_close(taken_apart(x, weight, bias, dilation), expected, atol=1e-5, rtol=1e-5)

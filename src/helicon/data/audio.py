@@ -36,6 +36,7 @@ from helicon.data.fields import LABEL, TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
 from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
 from helicon.data.recording import FOREIGN_EXTENSIONS, WAVE, Recording, SoundFile, Wave, is_wave, remedy
+from helicon.data.split import Subset, unwrapped
 
 AUDIO_EXTENSIONS = ("flac", "wav", "mp3", "ogg", "opus")
 
@@ -379,9 +380,12 @@ def audio_data(
     transform = AudioTransform(sample_hz, max_length, max_length_seconds, seq_len_multiple_of, channels, pad, end_prob)
     if isinstance(source, SoundDataset):
         return source.at(transform, augment, segments)
+    whole, places = unwrapped(source)
+    if isinstance(whole, SoundDataset) and places is not None and not segments:
+        return Subset(whole.at(transform, augment), places)
     if isinstance(source, (str, Path)):
         text = text_column if captions == "column" else None
-        files = _files(Path(source).expanduser(), exts, audio_column or "path", text)
+        files = sound_files(source, exts, audio_column or "path", text)
         texts = captions_of(files, captions, text_column) if captions else None
         return AudioFiles(files, transform, augment, texts, segments)
     if hasattr(source, "column_names"):
@@ -405,7 +409,14 @@ def audio_fields(rates: Mapping[str, int]) -> dict[str, Field]:
     return {first: AUDIO} | {name: dataclasses.replace(field, is_required=False) for name, field in fields.items()}
 
 
-def _files(path: Path, exts: Sequence[str], path_column: str, text_column: str | None) -> Files:
+def sound_files(
+    source: str | Path,
+    exts: Sequence[str] = AUDIO_EXTENSIONS,
+    path_column: str = "path",
+    text_column: str | None = None,
+) -> Files:
+    """Those of a folder or of a manifest, in which these columns must be."""
+    path = Path(source).expanduser()
     if path.is_dir() or not path.suffix:
         return find_sounds(path, exts)
     return read_manifest(path, (path_column,) if text_column is None else (path_column, text_column))

@@ -5,8 +5,9 @@ Both give paths to open and keys (relative paths) that are the same on every mac
 
 import csv
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,33 @@ def read_manifest(path: str | Path, columns: Sequence[str] = ("path",)) -> Files
             raise ValueError(f"row {number} of {path} has no column {', '.join(missing)}: its columns are {found}")
     keys = [_relative_key(row[columns[0]], path, number) for number, row in enumerate(rows, start=1)]
     return Files([path.parent / key for key in keys], keys, rows)
+
+
+def words_in(row: Mapping[str, Any], column: str, name: str) -> list[str] | None:
+    """The entries of a column that holds a list, or words with spaces between them; None where it holds nothing.
+
+    `name` is what to call the row.
+    """
+    value = row.get(column)
+    if value is None or value == "" or value != value:  # (NaN, which a table has where there is nothing)
+        return None
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, (str, int, float)) for word in words):
+        raise ValueError(f"{name} has {column}={value!r}: it must be a list, or words with spaces between them")
+    return [str(word) for word in words]
+
+
+def seconds_in(row: Mapping[str, Any], column: str, name: str) -> list[float] | None:
+    """The same of a column whose entries are numbers of seconds."""
+    words = words_in(row, column, name)
+    try:
+        seconds = [float(word) for word in words or ()]
+        is_right = all(0 <= number < math.inf for number in seconds)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ValueError(f"{name} has {column}={row[column]!r}: each must be a number of seconds")
+    return None if words is None else seconds
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+import torch.utils.data
+
 from helicon.data.dataset import View, keys_of, unaugmented
 from helicon.data.seeds import mix
 
@@ -61,3 +63,15 @@ def split_indices(keys: Sequence[str | int], valid_frac: float, seed: int) -> tu
 def _rank(seed: int, key: str | int) -> int:
     """(One file name may be composed differently by different file systems: é is one character or two.)"""
     return mix(seed, "split", unicodedata.normalize("NFC", key) if isinstance(key, str) else key)
+
+
+def unwrapped(source: Any) -> tuple[Any, list[int] | None]:
+    """A dataset without the choices that are made of it, and which of its items these leave; None: all.
+
+    (A part of a dataset says nothing of the rate of its sounds.)
+    """
+    places = None
+    while isinstance(source, torch.utils.data.Subset):
+        places = [source.indices[place] for place in (range(len(source)) if places is None else places)]
+        source = source.dataset
+    return source, places

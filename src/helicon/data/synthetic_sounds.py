@@ -83,10 +83,10 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
             raise ValueError(
                 f"sample_hz={sample_hz}, seconds={seconds}: these sounds need {LOWEST_RATE} Hz and {SHORTEST} s or more"
             )
-        _check_words("kinds", kinds, KINDS)
-        _check_words("loudnesses", loudnesses, LOUDNESSES)
+        check_words("kinds", kinds, KINDS)
+        check_words("loudnesses", loudnesses, LOUDNESSES)
         if durations:
-            _check_words("durations", durations, DURATIONS)
+            check_words("durations", durations, DURATIONS)
         self.variants = _left(kinds, tuple(durations) or ("",), held_out, only)
         self.pairs, self.loudnesses = list(self.variants), list(loudnesses)
         self.num_samples, self.sample_hz, self.seconds, self.seed = num_samples, sample_hz, seconds, seed
@@ -100,10 +100,10 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
             raise IndexError(f"there is no sound {index} among {self.num_samples}")
         digest = hashlib.blake2b(f"sounds {self.seed} {index}".encode(), digest_size=64).digest()
         draws = iter((np.frombuffer(digest, dtype="<u4") / 2**32).tolist())
-        kind, pitch = _choose(self.pairs, draws)
-        loudness, (duration, direction) = _choose(self.loudnesses, draws), _choose(self.variants[kind, pitch], draws)
-        hz, peak = _between(PITCHES[pitch], draws), _between(LOUDNESSES[loudness], draws)
-        length = _between(DURATIONS[duration] if duration else LENGTHS[kind], draws)
+        kind, pitch = choose(self.pairs, draws)
+        loudness, (duration, direction) = choose(self.loudnesses, draws), choose(self.variants[kind, pitch], draws)
+        hz, peak = between(PITCHES[pitch], draws), between(LOUDNESSES[loudness], draws)
+        length = between(DURATIONS[duration] if duration else LENGTHS[kind], draws)
         begin = (1 - length) * next(draws)
         return SoundAttributes(kind, pitch, direction, loudness, hz, peak, begin, length, duration)
 
@@ -122,11 +122,11 @@ class SyntheticSounds(Dataset[dict[str, Any]]):
         count = int(attributes.length * len(clip))
         time = np.arange(count) / self.sample_hz
         if attributes.kind == "noise burst":
-            sound = _noise(time, attributes.hz, f"noise {self.seed} {index}")
+            sound = noise(time, attributes.hz, f"noise {self.seed} {index}")
         elif attributes.kind == "pluck":
             sound = _pluck(time, attributes.hz, DECAY * self.seconds, self.sample_hz)
         else:
-            sound = _sine(_cycles(attributes, time))
+            sound = sine(_cycles(attributes, time))
         sound = sound * _fades(time)
         clip[start : start + count] = sound * (attributes.peak / np.abs(sound).max())
         return np.floor(clip * 2**15 + 0.5).astype(np.int16)
@@ -164,7 +164,8 @@ def _is_among(sound: tuple[str, str, str, str], pairs: Sequence[Pair]) -> bool:
     return any((name, pitch) in pairs for name in names)
 
 
-def _check_words(name: str, given: Sequence[str], known: Collection[str]) -> None:
+def check_words(name: str, given: Sequence[str], known: Collection[str]) -> None:
+    """Raises unless all that is given is known, and something is."""
     unknown = [word for word in given if word not in known]
     if unknown or not given or isinstance(given, str):
         raise ValueError(f"{name}={given!r}: give a list of at least one of {', '.join(known)}")
@@ -177,7 +178,7 @@ def _cycles(attributes: SoundAttributes, time: Float[Array, "n"]) -> Float[Array
     return time * (first + (last - first) * 0.5 * time / time[-1])
 
 
-def _sine(cycles: Float[Array, "n"]) -> Float[Array, "n"]:
+def sine(cycles: Float[Array, "n"]) -> Float[Array, "n"]:
     """sin(2 pi cycles) to 1e-8: a polynomial, as libraries differ in the last bit of theirs."""
     half = cycles - np.floor(cycles) - 0.5
     squared = (0.25 - np.abs(half)) * 6.283185307179586
@@ -188,7 +189,7 @@ def _sine(cycles: Float[Array, "n"]) -> Float[Array, "n"]:
     return np.where(half > 0, -cosine, cosine)
 
 
-def _decay(x: Float[Array, "n"]) -> Float[Array, "n"]:
+def decay(x: Float[Array, "n"]) -> Float[Array, "n"]:
     """e^-x, nearly: (1 - x / 1024)^1024."""
     power = 1 - x / 1024
     for _ in range(10):
@@ -196,16 +197,16 @@ def _decay(x: Float[Array, "n"]) -> Float[Array, "n"]:
     return power
 
 
-def _pluck(time: Float[Array, "n"], hz: float, decay: float, sample_hz: int) -> Float[Array, "n"]:
+def _pluck(time: Float[Array, "n"], hz: float, lasting: float, sample_hz: int) -> Float[Array, "n"]:
     """Harmonics that are weaker and die sooner the higher they are, as on a string."""
     sound = np.zeros_like(time)
     for number in range(1, NUM_HARMONICS + 1):
         if number * hz < 0.45 * sample_hz:
-            sound += _sine(number * hz * time) * _decay(time / decay * (0.7 + 0.3 * number)) / number
+            sound += sine(number * hz * time) * decay(time / lasting * (0.7 + 0.3 * number)) / number
     return sound
 
 
-def _noise(time: Float[Array, "n"], hz: float, key: str) -> Float[Array, "n"]:
+def noise(time: Float[Array, "n"], hz: float, key: str) -> Float[Array, "n"]:
     """A band from half of `hz` to one and a half: a carrier times random values, `hz` of them a second, smoothly joined."""
     place = time * hz
     left = np.floor(place).astype(np.int64)
@@ -214,7 +215,7 @@ def _noise(time: Float[Array, "n"], hz: float, key: str) -> Float[Array, "n"]:
     count = int(left[-1]) + 2
     values = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * count), dtype="<u2") / 2**15 - 1
     first, second = (part[left] * (1 - way) + part[left + 1] * way for part in (values[:count], values[count:]))
-    return first * _sine(place) + second * _sine(place + 0.25)
+    return first * sine(place) + second * sine(place + 0.25)
 
 
 def _fades(time: Float[Array, "n"]) -> Float[Array, "n"]:
@@ -222,9 +223,11 @@ def _fades(time: Float[Array, "n"]) -> Float[Array, "n"]:
     return edge * edge * (3 - 2 * edge)
 
 
-def _choose(options: Sequence[Any], draws: Iterator[float]) -> Any:
+def choose(options: Sequence[Any], draws: Iterator[float]) -> Any:
+    """One of them; takes one number from 0 to 1."""
     return options[int(next(draws) * len(options))]
 
 
-def _between(bounds: tuple[float, float], draws: Iterator[float]) -> float:
+def between(bounds: tuple[float, float], draws: Iterator[float]) -> float:
+    """A value from the first bound to the second; takes one number from 0 to 1."""
     return bounds[0] + (bounds[1] - bounds[0]) * next(draws)

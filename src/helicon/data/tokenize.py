@@ -363,6 +363,8 @@ class _Shards:
         if array.dtype == np.bool_ and array.ndim == 0:
             return array
         size = self.sizes[name]
+        if size == 0:
+            return array.astype(np.float32)
         if array.size and not 0 <= array.min() <= array.max() < size:
             raise ValueError(f"the tokenizer gave {name} from {array.min()} to {array.max()}, and names {size} codes")
         kinds = (np.uint8, np.uint16, np.int32, np.int64)

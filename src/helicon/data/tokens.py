@@ -58,7 +58,9 @@ class Tokenizer:
     """What a family gives to make token caches with: frozen networks, and how they read a batch."""
 
     networks: Mapping[str, Network]  # that the tokens depend on, by the names a model gives to these stages
-    sizes: Mapping[str, int]  # the integer fields it makes, each with the number of its codes
+    sizes: Mapping[
+        str, int
+    ]  # the fields of tensors it makes: of whole numbers, how many codes there are; of float32, 0
     settings: Mapping[str, Any] = {}  # whatever else the tokens depend on
     arguments: Mapping[str, Any] = {}  # of the data section, where they follow from the networks
     path: Path | None = None  # where it was loaded from
@@ -69,7 +71,7 @@ class Tokenizer:
         return data
 
     def __call__(self, batch: Batch) -> Mapping[str, Any]:
-        """All that is learned from: for each field one integer tensor (without padding), bool or string an item."""
+        """All that is learned from: for each field one tensor of whole numbers or float32 (without padding), bool or string an item."""
         raise NotImplementedError
 
 
@@ -186,7 +188,7 @@ def is_token_cache(source: Any) -> bool:
 
 
 class TokenCache(Dataset[dict[str, Any]]):
-    """The items of a cache: dicts of int64 tensors, bools and strings. Keys and order are the source's, and so are splits and epochs.
+    """The items of a cache: dicts of int64 or float32 tensors, bools and strings. Keys and order are the source's, and so are splits and epochs.
 
     Only what is asked for is read, from files that all processes share in memory.
     """
@@ -328,7 +330,8 @@ def value_of(columns: Columns, name: str, row: int) -> Tensor | bool | str:
     values = columns[f"{name}.values"][starts[row] : starts[row + 1]]
     if values.dtype == np.bool_:
         return bool(values[0])
-    return torch.from_numpy(values.astype(np.int64)).reshape(shapes[row].tolist())
+    kind = np.float32 if values.dtype == np.float32 else np.int64
+    return torch.from_numpy(values.astype(kind)).reshape(shapes[row].tolist())
 
 
 def fields_of(columns: Columns) -> list[str]:

@@ -1,5 +1,7 @@
 """What a trainer learns from and is validated on, for the rank and the batch that hold now."""
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +113,17 @@ class Feed:
                 f"batch_size={size} cannot be split over {processes} processes: make it a multiple of {processes}"
             )
         return size // processes
+
+
+def steps_of_epochs(epochs: int, dataset: Any, is_split: bool, options: TrainerOptions) -> int:
+    """Optimizer steps of so many epochs of the part of a dataset that is learned from, where a part `is_split` off to validate on."""
+    if is_split and options.valid_frac > 0:
+        dataset, _ = split(dataset, options.valid_frac, options.random_split_seed)
+    if options.accelerator is not None:
+        processes = options.accelerator.num_processes
+    else:
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # as launchers tell it; the processes themselves meet later
+    size = options.batch_size * options.grad_accum_every * (1 if options.split_batches else processes)
+    if options.drop_last:
+        return epochs * (len(dataset) // size)
+    return math.ceil(epochs * len(dataset) / size)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from helicon.engine.compiling import compile_in_place
 from helicon.engine.options import TrainerOptions
 from helicon.engine.task import Batch
 
@@ -33,8 +34,6 @@ PEAK_FLOPS = {
     "3090": 71e12,
 }
 
-MOST_VERSIONS = 64  # of compiled code
-
 
 class Runtime:
     """The processes and the device of a run."""
@@ -46,10 +45,10 @@ class Runtime:
         self.world_size: int = self.accelerator.num_processes
         self.precision = _precision(options, self.device)
         is_cuda = self.device.type == "cuda"
-        self.compiles = options.compile in (True, "graphs") or (options.compile == "auto" and is_cuda)
-        self.records = options.compile == "graphs" and is_cuda
-        if options.compile == "graphs" and self.world_size > 1:
-            raise ValueError('compile="graphs" is for one process: use compile=True')
+        self.compiles = options.compile is True or (options.compile in ("auto", "graphs") and is_cuda)
+        self.records = options.compile == "graphs" and is_cuda and self.world_size == 1
+        if options.compile == "graphs" and self.world_size > 1 and self.is_main:
+            logger.warning('compile="graphs" records the steps of a single process: this run is compiled alone')
         self._is_starting = self.compiles
         self.shards = options.shard
         if self.shards and self.world_size == 1:
@@ -75,12 +74,8 @@ class Runtime:
 
     def wrap(self, network: nn.Module, compiled: Iterable[nn.Module] = ()) -> nn.Module:
         """The network as the loop calls it: it or parts of it compiled in place, and synchronised or sharded over the processes."""
-        if (
-            self.compiles
-        ):  # parts of different sizes share their code, and more than this many versions of it would be left uncompiled
-            torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
         for module in compiled if self.compiles else ():
-            module.compile(mode="reduce-overhead" if self.records else None)
+            compile_in_place(module)
         if self.is_distributed:
             self._equalise(network)
         if self.shards:
@@ -114,19 +109,28 @@ class Runtime:
         """A module that is only used: compiled, in evaluation mode, without gradients of its own."""
         module.requires_grad_(False).eval()
         if self.compiles:
-            module.compile()
+            compile_in_place(module)
 
     @contextmanager
     def step(self, networks: Iterable[nn.Module]) -> Iterator[None]:
         """Around a training step. One in which a network takes its beginning from the data is not compiled: it is the only one."""
-        if self.records:
-            torch.compiler.cudagraph_mark_step_begin()
         is_first = self._is_starting and any(
             getattr(m, "starts_from_data", False) for network in networks for m in network.modules()
         )
         self._is_starting = is_first
-        with torch.compiler.set_stance("force_eager") if is_first else nullcontext():
+        with torch.compiler.set_stance("force_eager") if is_first else nullcontext(), self._kernels_by_trial():
             yield
+
+    @contextmanager
+    def _kernels_by_trial(self) -> Iterator[None]:
+        """Where few shapes come again and again it pays to try all kernels of a convolution once: what cuDNN would choose
+        untried may be the slowest."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or self.records
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     @contextmanager
     def without_sync(self, networks: Mapping[str, nn.Module]) -> Iterator[None]:

@@ -184,6 +184,9 @@ def restore(trainer: "Trainer", path: Path) -> None:
     document = loaded.document(TRAINER_FILE)
     own = trainer.task.model.own_tensors()
     _check_shapes(loaded, own)
+    states = {name: _optimizer_state(loaded, name) for name in trainer.optimizers}
+    for name, optimizer in trainer.optimizers.items():
+        optimizer.check_state(states[name])
     _fill(own, loaded.weights)
     averaged = loaded.averaged
     if trainer.ema is not None:
@@ -191,7 +194,7 @@ def restore(trainer: "Trainer", path: Path) -> None:
         mine_averaged = {name: averages[id(value)] for name, value in own.items() if id(value) in averages}
         _fill(mine_averaged, averaged if averaged is not None else loaded.weights)
     for name, optimizer in trainer.optimizers.items():
-        optimizer.load_state(_optimizer_state(loaded, name), document["updates"][name])
+        optimizer.load_state(states[name], document["updates"][name])
     if trainer.scale is not None and loaded.has(f"{STATE_FOLDER}/loss_scale.safetensors"):
         trainer.scale.load_state(loaded.tensors(f"{STATE_FOLDER}/loss_scale.safetensors"))
     trainer.step = document["step"]

@@ -3,7 +3,7 @@
 A `Task` says what is trained and how a batch becomes losses. The loop (trainer.py) does the rest.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,18 @@ class Update:
 
     network: str
     loss: Callable[[Any], Loss]
+    kind: Hashable = (
+        None  # what tells this update from others of the network that do something else (with a penalty, say)
+    )
+
+
+def without_texts(batch: Batch) -> Batch:
+    """All entries but those that are strings."""
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(x, str) for x in value))
+
+    return {name: value for name, value in batch.items() if not is_text(value)}
 
 
 class Task:
@@ -73,6 +85,11 @@ class Task:
         """How many units (`unit`) of throughput a batch counts; known without asking the device."""
         first = next(iter(batch.values()))
         return len(first)
+
+    def read(self, batch: Batch) -> Batch:
+        """What of a batch a training step needs, as tensors: here strings are read, and frozen networks run whose work is not
+        differentiated. The rest of the step must leave the host alone where it is to be recorded (`compile="graphs"`)."""
+        return batch
 
     def forward(self, batch: Batch) -> Any:
         """Runs once per micro-batch; its result is shared by all updates of the step."""

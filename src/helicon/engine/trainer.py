@@ -9,7 +9,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +24,12 @@ from helicon.engine.ema import EMA
 from helicon.engine.feed import Feed
 from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
 from helicon.engine.options import TrainerOptions
+from helicon.engine.recording import Recorder
 from helicon.engine.runtime import Runtime, fixed_randomness, seed_everything
-from helicon.engine.task import Batch, Task
-from helicon.engine.tracking import Clock, Pending, Reporter, Trackers, plain_hyper_parameters
-from helicon.nn.network import Network, load_network
+from helicon.engine.surface import Surface
+from helicon.engine.task import Batch, Task, Update
+from helicon.engine.tracking import Clock, Pending, Reporter, Trackers
+from helicon.nn.network import load_network
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class TrainingDiverged(RuntimeError):
     """The loss or the gradients were not finite for too many steps in a row."""
 
 
-class Trainer:
+class Trainer(Surface):
     """Trains a Task. Families derive from it and change `name`, `defaults` and how their data is found."""
 
     name: str = "run"  # runs/<name> is the default folder
@@ -93,13 +96,6 @@ class Trainer:
         for module in task.frozen.values():
             self.runtime.freeze(module)
         self.raw = dict(task.networks)
-        if self.options.compile == "graphs" and not all(
-            task.compiled.get(name) == (n,) for name, n in self.raw.items()
-        ):
-            raise ValueError(
-                f'compile="graphs" records networks that are compiled as a whole, which those of {type(task).__name__} are not: '
-                "use compile=True"
-            )
         self.wrapped = {
             name: self.runtime.wrap(network, task.compiled.get(name, ())) for name, network in self.raw.items()
         }
@@ -113,6 +109,7 @@ class Trainer:
         }
         self.ema = self._averaged()
         self.scale = LossScale(self.device) if self.runtime.precision == "fp16" else None
+        self.recorder = self._recorder()
 
         self.step = 0
         self.position = Position()
@@ -171,6 +168,8 @@ class Trainer:
         with nullcontext() if self._inside_session else self._mode(True):
             micro = self._next_batches() if self._ahead is None else self._ahead
             with self.runtime.step(self.raw.values()):
+                with self.runtime.autocast():
+                    micro = [self.task.read(batch) for batch in micro]
                 logs = self._optimize(micro)
             self.step += 1
             self.position = self.feed.train.after(self.position)
@@ -186,8 +185,27 @@ class Trainer:
         return logs
 
     def _optimize(self, micro: Sequence[Batch]) -> Logs:
-        """Accumulates the gradients of every update over the micro-batches, then steps each network."""
+        """One step of each network that is due: what the host says, around what the device does."""
         updates = self.task.updates(self.step)
+        due = {
+            "" if u.network == next(iter(self.raw)) else f"{u.network}_": self.optimizers[u.network] for u in updates
+        }
+        for optimizer in due.values():
+            optimizer.schedule.catch_up(self.step)
+        rates = {f"{prefix}lr": torch.tensor(optimizer.set_rate()) for prefix, optimizer in due.items()}
+        work = partial(self._accumulate_and_step, updates)
+        if self.recorder is None:
+            logs = work(micro)
+        else:
+            logs = self.recorder(tuple((update.network, update.kind) for update in updates), micro, work)
+        for optimizer in due.values():
+            optimizer.schedule.advance()
+        if self.runtime.is_distributed:
+            self._asked = logs.pop("asked")
+        return {**logs, **rates}
+
+    def _accumulate_and_step(self, updates: Sequence[Update], micro: Sequence[Batch]) -> Logs:
+        """Accumulates the gradients of every update over the micro-batches, then steps each network. On the device alone."""
         active = {update.network: self.wrapped[update.network] for update in updates}
         first = next(iter(self.raw))
         logs: Logs = {}
@@ -206,19 +224,18 @@ class Trainer:
                     for key, value in {name: total, **{k: v * share for k, v in loss.parts.items()}}.items():
                         logs[key] = logs[key] + value.detach() if key in logs else value.detach()
         bad = ~torch.isfinite(torch.stack([v for k, v in logs.items() if k.endswith("loss")]).sum())
-        asked = torch.full_like(bad, self._signal is not None)
-        bad, self._asked = self.runtime.any(torch.stack([bad, asked])).unbind()  # one message for both
+        if self.runtime.is_distributed:
+            asked = torch.full_like(bad, self._signal is not None)
+            bad, logs["asked"] = self.runtime.any(torch.stack([bad, asked])).unbind()  # one message for both
         for update in updates:
-            optimizer, prefix = self.optimizers[update.network], "" if update.network == first else f"{update.network}_"
-            optimizer.schedule.catch_up(self.step)
-            logs[f"{prefix}lr"] = torch.tensor(optimizer.schedule.lr)
-            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)
+            prefix = "" if update.network == first else f"{update.network}_"
+            norm, bad_here = self.optimizers[update.network].apply(bad, self.scale.value if self.scale else None)
             logs[f"{prefix}grad_norm"] = norm
             bad = bad | bad_here
         if self.scale is not None:
             self.scale.update(bad)
         self.bad_steps += bad
-        self.bad_in_a_row = torch.where(bad, self.bad_in_a_row + 1, 0.0)
+        self.bad_in_a_row.copy_(torch.where(bad, self.bad_in_a_row + 1, 0.0))
         return logs
 
     def _shares(self, micro: Sequence[Batch]) -> list[Tensor | float]:
@@ -228,9 +245,15 @@ class Trainer:
         """
         if type(self.task).weight is Task.weight:
             return [1.0 / len(micro)] * len(micro)
-        weights = [torch.as_tensor(self.task.weight(batch), dtype=torch.float32, device=self.device) for batch in micro]
+        weights = [self._on_device(self.task.weight(batch)) for batch in micro]
         whole = self.runtime.sum(torch.stack(weights).sum()) / self.runtime.world_size
         return [weight / whole for weight in weights]
+
+    def _on_device(self, value: Tensor | float) -> Tensor:
+        """As a number there; filled in, because a copy from the host could not be recorded."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, torch.float32)
+        return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def _do_what_is_due(self, logs: Logs) -> None:
         options, step = self.options, self.step
@@ -320,6 +343,8 @@ class Trainer:
         if not shares:
             raise ValueError("the validation set gave no batch on any process")
         totals = [sum(column) for column in zip(*(values for _, values in shares), strict=True)]
+        if not totals[-1]:
+            raise ValueError("the validation set has nothing that a loss is over: give a larger one, or larger batches")
         result = {name: total / totals[-1] for name, total in zip(shares[0][0], totals, strict=False)}
         self.valid_loss, self.valid_step = result["valid_loss"], self.step
         return result
@@ -389,7 +414,10 @@ class Trainer:
     def load(self, path: str | Path) -> None:
         """Continues from a checkpoint folder, or from the newest whole checkpoint of a run folder."""
         self.writer.wait()
-        state.restore(self, Path(path))
+        try:
+            state.restore(self, Path(path))
+        finally:
+            self.recorder = self._recorder()  # what was recorded reads the state that was there before
         self._batches = self._ahead = self._pending = self._saved_step = None
         self._owes_checkpoint = False
 
@@ -459,6 +487,7 @@ class Trainer:
                 self._inside_session = False
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
+                self._signal = self._told = None
                 self.writer.wait()
                 self.reporter.stop()
                 if owns_trackers:
@@ -478,6 +507,15 @@ class Trainer:
         folder = Path(options.results_folder) if options.results_folder is not None else Path("runs") / self.name
         state.claim_folder(folder, self.runtime, options.resume, bool(options.force_clear_prev_results))
         return folder
+
+    def _recorder(self) -> Recorder | None:
+        if not self.runtime.records:
+            return None
+        if self.scale is not None:
+            raise ValueError('compile="graphs" is not for fp16, whose losses are scaled step by step: use bf16')
+        for optimizer in self.optimizers.values():
+            optimizer.record()
+        return Recorder()
 
     def _averaged(self) -> EMA | None:
         options = self.options
@@ -501,27 +539,7 @@ class Trainer:
         """A batch of a user's own DataLoader as the task knows it; families name the entries of tuples here."""
         return batch
 
-    def _hyper_parameters(self) -> dict[str, Any]:
-        return plain_hyper_parameters(
-            {**self.task.model.arguments, **asdict(replace(self.options, accelerator=None, trackers=()))}
-        )
-
-    # ------------------------------------------------------------------ what users reach for
-
-    @contextmanager
-    def wandb_tracker(
-        self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None
-    ) -> Iterator[None]:
-        """Inside, the trackers log to this project and run, with `hps` (by default the run's own options) as hyper-parameters."""
-        if not self.trackers.wanted:
-            raise ValueError("this trainer has no tracker: build it with use_wandb_tracking=True, or trackers=[...]")
-        self.trackers.start(project, plain_hyper_parameters(hps) if hps else self._hyper_parameters(), run)
-        try:
-            yield
-        finally:
-            self.trackers.end()
-
-    wandb_tracking = wandb_tracker
+    # ------------------------------------------------------------------ the weights, for users
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own `generate`, with the averaged weights where there are some."""
@@ -535,55 +553,6 @@ class Trainer:
         if self.ema is None:
             raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
         self.ema.copy_to_online()
-
-    def log(self, **values: float) -> None:
-        """Numbers of this step, to the console, metrics.jsonl, TensorBoard and the trackers."""
-        self._log_at(self.step, values)
-
-    def _log_at(self, step: int, values: Mapping[str, float]) -> None:
-        self.reporter.log(step, values)
-        self.trackers.log(step, values)
-
-    def print(self, message: str) -> None:
-        self.reporter.say(message)
-
-    def wait(self) -> None:
-        """Until every process has come here."""
-        self.runtime.wait()
-
-    def to(self, *_: Any, **__: Any) -> "Trainer":
-        """The trainer chooses its device itself; kept so that `trainer.to(...)` and `trainer.cuda()` can stand in a script."""
-        return self
-
-    cuda = to
-
-    @property
-    def steps(self) -> int:
-        return self.step
-
-    @property
-    def device(self) -> torch.device:
-        return self.runtime.device
-
-    @property
-    def is_main(self) -> bool:
-        return self.runtime.is_main
-
-    @property
-    def is_local_main(self) -> bool:
-        return self.runtime.is_local_main
-
-    @property
-    def is_distributed(self) -> bool:
-        return self.runtime.is_distributed
-
-    @property
-    def accelerator(self) -> Any:
-        return self.runtime.accelerator
-
-    @property
-    def unwrapped_model(self) -> Network:
-        return self.task.model
 
 
 def _option_parameter(entry: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:

@@ -8,14 +8,17 @@ Letters: b batch, h heads, g key heads (h is a multiple of g), n queries, m keys
 c and e features of tokens.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from helicon.nn.norms import HeadNorm
 from helicon.nn.positions import Rotation
@@ -105,6 +108,50 @@ def attend_in_window(
     bias = repeat(additive(allowed, queries.dtype), "k w m -> (b k) 1 w m", b=batch)
     out = attend(blocks, near_keys, near_values, bias, dropout=dropout)
     return rearrange(out, "(b k) h w d -> b h (k w) d", b=batch)[:, :, :n]
+
+
+class OffsetBias(NamedTuple):
+    """A bias that depends on how far apart query and key are: `table[head, place of query - place of key + middle]`.
+
+    Each token has a place, and the table one column for every difference from -middle to middle. On a grid of w columns the places
+    are row (2 w - 1) + column: then a difference tells how many rows and how many columns lie between.
+    """
+
+    table: Tensor  # [h, 2 middle + 1]
+    places: Tensor  # [b or 1, n]
+
+    def gathered(self) -> Float[Tensor, "b h n n"]:
+        """The bias written out. Where the rows of a batch have different places, that is b times as much."""
+        middle = self.table.shape[1] // 2
+        offsets = self.places[:, :, None] - self.places[:, None, :] + middle
+        return rearrange(self.table[:, offsets], "h b n m -> b h n m")
+
+
+def attend_by_offset(
+    queries: Float[Tensor, "b h n d"],
+    keys: Float[Tensor, "b g n d"],
+    values: Float[Tensor, "b g n d"],
+    bias: OffsetBias,
+    keep: Bool[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b h n d"]:
+    """Attention with an `OffsetBias` to the keys of `keep`, looked up where it is added: on a GPU no n x n is written."""
+    heads = queries.shape[1]
+    keys, values = (_for_each_head(x, heads) for x in (keys, values))
+    table, middle = bias.table.float(), bias.table.shape[1] // 2
+    places = bias.places.expand(len(queries), -1)
+
+    def biased(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = score + table[head, places[row, query] - places[row, key] + middle]
+        return score if keep is None else torch.where(keep[row, key], score, MASKED)
+
+    if queries.is_cuda and not torch.compiler.is_compiling():  # uncompiled it would write n x n after all
+        return _compiled_flex_attention()(queries, keys, values, score_mod=biased)
+    return flex_attention(queries, keys, values, score_mod=biased)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def _for_each_head(x: Float[Tensor, "b g m d"], heads: int) -> Float[Tensor, "b h m d"]:
@@ -264,7 +311,8 @@ class Pattern(NamedTuple):
     slots: Tensor | None = None  # [n], where a cache keeps these tokens
     attend_cached: bool = False  # False in the first pass, which has all its keys at hand
     window_size: int | None = None  # only where there is no bias: attention in blocks
-    keep: Tensor | None = None  # [b, n], only where is_causal: the keys that are not hidden
+    keep: Tensor | None = None  # [b, n], only where is_causal or with offsets: the keys that are not hidden
+    offsets: OffsetBias | None = None  # only where there is no bias: one that is looked up
 
 
 class SelfAttention(nn.Module):
@@ -297,6 +345,8 @@ class SelfAttention(nn.Module):
         dropout = self.options.dropout if self.training else 0.0
         if pattern.window_size is not None:
             out = attend_in_window(queries, keys, values, pattern.window_size, dropout)
+        elif pattern.offsets is not None:
+            out = attend_by_offset(queries, keys, values, pattern.offsets, pattern.keep)
         elif pattern.keep is not None:
             out = attend_to_kept(queries, keys, values, pattern.keep, dropout)
         else:

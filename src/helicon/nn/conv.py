@@ -13,6 +13,7 @@ Letters: b batch, n samples, m samples after a change of rate, c and e channels,
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -112,14 +113,28 @@ def convolve(
     """Outputs for every position that has all its taps.
 
     As a 2-d convolution of height one: tensors of four dimensions keep their channels last on every backend. On a GPU a
-    number of channels that is no multiple of eight (audio has one or two) is filled up, or no matrix unit takes it.
+    number of channels that is no multiple of eight (audio has one or two) is filled up, or no matrix unit takes it; and
+    what is dilated is taken apart, since cuDNN may choose a kernel for it that is hundreds of times slower.
     """
     channels = len(weight)
     if x.is_cuda:
+        if dilation > 1:
+            return taken_apart(x, weight, bias, dilation)
         x, weight, bias = in_eights(x, weight, bias)
     image, kernel = x.transpose(1, 2).unsqueeze(2), weight.transpose(1, 2).unsqueeze(2)
     out = F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
     return out[..., :channels]
+
+
+def taken_apart(
+    x: Float[Tensor, "b n c"], weight: Float[Tensor, "e k c"], bias: Float[Tensor, " e"], dilation: int
+) -> Float[Tensor, "b m e"]:
+    """A dilated convolution as plain ones: each sees every `dilation`-th sample, and all of them are one batch."""
+    num_outputs = x.shape[1] - (weight.shape[1] - 1) * dilation
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % dilation))
+    parts = rearrange(x, "b (n phase) c -> (b phase) n c", phase=dilation)
+    out = convolve(parts, weight, bias)
+    return rearrange(out, "(b phase) m e -> b (m phase) e", phase=dilation)[:, :num_outputs]
 
 
 def in_eights(

@@ -1,6 +1,6 @@
 """Positions of tokens: ids from a padding mask, and rotary embedding (Su et al., 2021) in its half-split form.
 
-Letters: b batch (1 where all rows agree), h heads, n positions, d features of a head (even).
+Letters: b batch (1 where all rows agree), h heads, n positions, a axes, d features of a head (a multiple of 2 a).
 """
 
 import torch
@@ -18,13 +18,23 @@ def positions_from_mask(mask: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 class Rotation:
     """The cosines and signed sines that turn each pair of features `(i, i + d/2)` by `position * base^(-2i/d)`.
 
+    Of positions on several axes (a row and a column, say) each turns its own share of the pairs, as if a head had d/a features.
+
     Made once a forward pass and shared by all layers. The angles are always fp32 (bf16 has no odd integers beyond 256),
     and no table is kept in a buffer, which a cast of the module would spoil.
     """
 
-    def __init__(self, positions: Int[Tensor, "b n"], dim_head: int, base: float = ROTARY_BASE):
-        pairs = torch.arange(0, dim_head, 2, device=positions.device, dtype=torch.float32)
-        angles = positions[:, None, :, None].float() * base ** (-pairs / dim_head)  # [b, 1, n, d/2]
+    def __init__(self, positions: Int[Tensor, "b n"] | Int[Tensor, "b n a"], dim_head: int, base: float = ROTARY_BASE):
+        positions = positions[..., None] if positions.ndim == 2 else positions
+        share, rest = divmod(dim_head, positions.shape[-1])
+        if rest or share % 2:
+            raise ValueError(
+                f"dim_head={dim_head} must be a multiple of {2 * positions.shape[-1]}, for rotary positions on "
+                f"{positions.shape[-1]} axes"
+            )
+        pairs = torch.arange(0, share, 2, device=positions.device, dtype=torch.float32)
+        angles = positions[:, None, :, :, None].float() * base ** (-pairs / share)
+        angles = angles.flatten(-2)  # [b, 1, n, d/2]
         cosine, sine = angles.cos(), angles.sin()
         self.cosine = _in_memory(torch.cat((cosine, cosine), dim=-1))
         self.sine = _in_memory(torch.cat((-sine, sine), dim=-1))

@@ -3,7 +3,8 @@
 Pre-norm residual blocks of self-attention, optional cross-attention and a (gated) feed-forward. Token embeddings and
 heads belong to the families; a conditioning prefix is simply tokens in front, with a mask.
 
-Letters: b batch, n tokens, m context tokens, d features, c size of the condition, e context features, h heads.
+Letters: b batch, n tokens, m context tokens, d features, c size of the condition, e context features, h heads,
+a axes of positions.
 """
 
 import math
@@ -22,6 +23,7 @@ from helicon.nn.attention import (
     CrossAttention,
     KVCache,
     LayerCache,
+    OffsetBias,
     Pattern,
     SelfAttention,
     additive,
@@ -270,12 +272,12 @@ class Transformer(nn.Module):
         x: Float[Tensor, "b n d"],
         mask: Bool[Tensor, "b n"] | None = None,
         *,
-        positions: Int[Tensor, "#b n"] | None = None,
+        positions: Int[Tensor, "#b n"] | Int[Tensor, "#b n a"] | None = None,
         context: Float[Tensor, "b m e"] | None = None,
         context_mask: Bool[Tensor, "b m"] | None = None,
         context_keys: ContextKeys | None = None,
         cond: Float[Tensor, "b c"] | None = None,
-        bias: Float[Tensor, "#b #h n n"] | None = None,
+        bias: Float[Tensor, "#b #h n n"] | OffsetBias | None = None,
         cache: KVCache | None = None,
         run_layer: Callable[..., Tensor] = run_layer,
     ) -> Float[Tensor, "b n d"]:
@@ -283,10 +285,11 @@ class Transformer(nn.Module):
         mask          True = a real token. Padding may stand on either side; a causal model needs none for padding on
                       the right (nothing real attends to it), and is faster without.
         positions     position ids; counted over the real tokens by default. Give them where `mask` hides keys that
-                      still take up a position.
+                      still take up a position, or where tokens stand on a grid (rotary: an id for each axis).
         context_mask  True = a real context token; where all are False only the null key is attended to.
         context_keys  a context that was read before (`read_context`), in place of `context` and its mask.
-        bias          added to the attention logits, e.g. from a table of offsets.
+        bias          added to the attention logits; an `OffsetBias` is looked up instead of written out where that can be
+                      done: on a GPU, without dropout of attention or a causal order.
         cache         the tokens follow those in the cache, which is extended; the context is given in the first pass.
         run_layer     how to call a layer: a compiled `run_layer`, for one.
         """
@@ -294,6 +297,8 @@ class Transformer(nn.Module):
         starts = cache is None or cache.is_fresh
         if positions is None:
             positions = self._positions(x, mask, cache)
+        elif positions.ndim == 3 and (not self.is_rotary or self.registers is not None):
+            raise ValueError('positions on several axes belong to positions="rotary", without registers')
         elif self.window_size is not None:
             raise ValueError(f"positions are counted where there is a window_size ({self.window_size}): give none")
         if cache is not None:
@@ -350,11 +355,21 @@ class Transformer(nn.Module):
         return x, mask, torch.cat((before, positions), dim=1)
 
     def _pattern(
-        self, x: Tensor, mask: Tensor | None, positions: Tensor, bias: Tensor | None, cache: KVCache | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        bias: Tensor | OffsetBias | None,
+        cache: KVCache | None,
     ) -> Pattern:
         batch, n, _ = x.shape
         dtype = _compute_dtype(x)
         rotation = Rotation(positions, self.attention_options.dim_head) if self.is_rotary else None
+        if isinstance(bias, OffsetBias):
+            has_dropout = self.training and self.attention_options.dropout > 0  # which FlexAttention has not
+            if x.is_cuda and not self.causal and not has_dropout:
+                return Pattern(rotation, None, False, keep=mask, offsets=bias)
+            bias = bias.gathered()
         slots, attend_cached = None, False
         allowed = None if mask is None else mask[:, None, None, :]
         if cache is not None:
@@ -396,7 +411,7 @@ class Transformer(nn.Module):
         context: Tensor | None,
         context_keys: ContextKeys | None,
         cond: Tensor | None,
-        bias: Tensor | None,
+        bias: Tensor | OffsetBias | None,
         cache: KVCache | None,
     ) -> None:
         n = x.shape[1]

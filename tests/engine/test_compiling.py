@@ -1,0 +1,75 @@
+"""Compiled networks compute the same, and survive a compiler that fails."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from helicon.engine.compiling import compile_in_place
+
+pytestmark = [
+    pytest.mark.slow,  # loads the compiler
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+    ),  # torch's own import
+]
+
+
+class Waves(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.project = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x).sin() * self.scale
+
+
+def test_a_compiled_network_computes_the_same() -> None:
+    network, x = Waves(2.0), torch.randn(2, 5)
+    expected = network(x)
+    compile_in_place(network)
+    torch.testing.assert_close(network(x), expected)
+    assert network._compiled_call_impl is not None
+
+
+def test_a_network_the_compiler_fails_at_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from torch._inductor.graph import GraphLowering
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("no such tiling")
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # in which nothing is compiled yet
+    monkeypatch.setattr(GraphLowering, "compile_to_module", fail)
+    network, x = Waves(3.0), torch.randn(2, 5)
+    expected = network(x)
+    compile_in_place(network)
+    with caplog.at_level(logging.WARNING):
+        outputs = [network(x), network(x)]
+    assert all(torch.equal(output, expected) for output in outputs)
+    outputs[0].sum().backward()
+    assert network.project.weight.grad is not None
+    assert caplog.text.count("Waves could not be compiled") == 1 and "no such tiling" in caplog.text
+
+
+def test_a_mistake_of_the_caller_is_not_taken_for_the_compiler_s() -> None:
+    network = Waves(4.0)
+    compile_in_place(network)
+    with pytest.raises(RuntimeError):
+        network(torch.randn(2, 7))
+    assert network._compiled_call_impl is not None
+    assert network(torch.randn(2, 5)).shape == (2, 4)
+
+
+def test_a_process_that_has_loaded_nothing_else_can_compile() -> None:
+    code = (
+        "from torch import nn\nfrom helicon.engine.compiling import compile_in_place\n"
+        "network = nn.Linear(2, 2)\ncompile_in_place(network)\nassert network._compiled_call_impl is not None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -1,0 +1,77 @@
+"""A checkpoint refers to the stage its network stands on, and goes on with that one alone."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helicon.engine.checkpoint import checkpoints
+from helicon.nn.network import load_network
+from toys import Line, LineTask, ToyTrainer, line_task
+
+
+class Upper(Line):
+    """A network that stands on an earlier one."""
+
+    def __init__(self, stage: Line):
+        super().__init__()
+        self.stage = stage.requires_grad_(False)
+
+
+def test_a_checkpoint_refers_to_the_stage_it_was_trained_on_also_when_its_folder_has_changed() -> None:
+    for name in ("kept", "retrained", "unsaved"):
+        stage = Line()
+        if name != "unsaved":
+            stage.save_pretrained(name)
+            stage = Line.from_pretrained(name)
+        if name == "retrained":
+            Line().save_pretrained(name)  # by someone else, while this one is in use
+        trainer = ToyTrainer(
+            LineTask(Upper(stage)), results_folder=f"run-{name}", num_train_steps=2, save_model_every=1
+        )
+        trainer.train()
+        for path in checkpoints(Path(f"run-{name}")):
+            loaded = load_network(path)
+            assert isinstance(loaded, Upper)
+            assert torch.equal(loaded.stage.layers[0].weight, stage.layers[0].weight)
+        assert Path(f"run-{name}/stages").exists() == (name != "kept"), "a copy is made only where it must be"
+
+
+def test_a_network_outlives_the_checkpoint_its_stage_was_loaded_from() -> None:
+    def first(steps: int) -> None:
+        ToyTrainer(line_task(), results_folder="first", num_train_steps=steps, keep_last=1, resume=True).train()
+
+    first(2)
+    stage = load_network(checkpoints(Path("first"))[-1])
+    ToyTrainer(LineTask(Upper(stage)), results_folder="second", num_train_steps=2).train()
+    first(4)
+    assert [folder.name for folder in checkpoints(Path("first"))] == ["step-00000004"]
+    loaded = load_network(checkpoints(Path("second"))[-1])
+    assert torch.equal(loaded.stage.layers[0].weight, stage.layers[0].weight)
+
+
+def test_a_run_goes_on_with_the_stage_it_was_trained_on_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def trainer(stage: Line, steps: int) -> ToyTrainer:
+        return ToyTrainer(LineTask(Upper(stage)), results_folder="run", num_train_steps=steps, resume=True)
+
+    for name in ("first", "other"):
+        Line().save_pretrained(name)
+    trainer(Line.from_pretrained("first"), 2).train()
+    with pytest.raises(ValueError, match=r"was trained on the stage at .*/first, and this trainer has another"):
+        trainer(Line.from_pretrained("other"), 4)
+    same = Line()
+    same.load_own_state(Line.from_pretrained("first").own_state())
+    trainer(same, 4).train()
+    assert [folder.name for folder in Path("run/stages").iterdir()] == ["stage"]
+    again = Line()
+    again.load_own_state(same.own_state())
+    trainer(again, 6).train()
+    assert [folder.name for folder in Path("run/stages").iterdir()] == ["stage"], (
+        "one copy, however often it is resumed"
+    )
+    shutil.rmtree("run/stages")
+    caplog.clear()
+    assert trainer(Line.from_pretrained("first"), 6).step == 6
+    assert not caplog.records, "the same weights, from wherever they come"
+    assert trainer(Line(), 6).step == 6 and "is not at" in caplog.text
