@@ -1,0 +1,325 @@
+"""The trainer of a VoiceBox: how its data is found, and the defaults it trains with; and the `model` sections of this family's recipes.
+The loop is the engine's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from helicon.config import check
+from helicon.data.fields import TEXT, Field, is_tensor, route
+from helicon.data.loader import Loader
+from helicon.data.paired import CaptionSource
+from helicon.engine.checkpoint import resolve
+from helicon.engine.feed import steps_of_epochs
+from helicon.engine.options import TrainerOptions
+from helicon.engine.task import Batch
+from helicon.engine.trainer import Trainer
+from helicon.models.soundstream.codecs import Codec
+from helicon.models.voicebox.data import LONGEST, SPOKEN, SpeechSource, collate_speech
+from helicon.models.voicebox.durations import DurationPredictor
+from helicon.models.voicebox.features import CodecLatents, EncodecVoco, FeatureSpace, MelVoco
+from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
+from helicon.models.voicebox.model import VoiceBox
+from helicon.models.voicebox.task import VoiceBoxTask
+from helicon.models.voicebox.text import CharacterTokenizer, PhonemeInventory, PhonemeTokenizer, SymbolTokenizer
+from helicon.models.voicebox.vocoder import Vocoder
+from helicon.nn.network import Network, load_network
+
+WARMUP = ("warmup_steps", "num_warmup_steps")
+NUM_FITTED = 256  # utterances that the mean and the standard deviation of features are taken from
+NUM_MADE_UP = 200  # utterances with every phoneme of made-up speech among them
+
+_lengths = Field(is_tensor(False, 1), "an integer tensor [b]")
+_BATCH_FIELDS = {
+    "audio": Field(is_tensor(True, 2), "a float tensor [b, w]"),
+    "audio_lengths": _lengths,
+    "features": Field(is_tensor(True, 3), "a float tensor [b, n, d]"),
+    "feature_lengths": _lengths,
+    "texts": TEXT,
+    "phonemes": Field(is_tensor(False, 2), "an integer tensor [b, m], -1 past the end"),
+    "durations": Field(lambda value: False, "a float tensor [b, m] of seconds; by name only"),
+    "semantic_token_ids": Field(lambda value: False, "an integer tensor [b, k], -1 past the end; by name only"),
+}
+BATCH_FIELDS = {name: replace(field, is_required=False) for name, field in _BATCH_FIELDS.items()}
+
+
+class VoiceBoxTrainer(Trainer):
+    """Trains a `VoiceBox`, in its `ConditionalFlowMatcherWrapper`, on utterances with their texts, phonemes or semantic tokens; or on the
+    features that were made of them (`helicon tokenize`)."""
+
+    name = "voicebox"
+    defaults: ClassVar = {
+        "lr": 3e-4,
+        "initial_lr": 1e-5,
+        "scheduler": "cosine",
+        "ema_beta": 0.999,
+        "save_results_every": 1000,
+    }
+
+    def __init__(
+        self,
+        cfm_wrapper: ConditionalFlowMatcherWrapper,
+        *,
+        folder: str | Path | None = None,
+        dataset: Any = None,
+        val_dataset: Any = None,
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        num_train_steps: int | None = None,
+        num_epochs: int | None = None,
+        captions: CaptionSource | None = None,
+        text_column: str = "text",
+        max_length_seconds: float = LONGEST,
+        sample_steps: int = 16,
+        sample_cond_scale: float = 1.0,
+        ds_fields: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        """
+        Args:
+            folder: utterances to learn from, in it and below (or a manifest of them, or a cache made by `helicon tokenize`).
+            dataset: in its place, what `training_speech` returns, or anything else that holds utterances or features of them.
+            num_train_steps, num_epochs: how long, one of them; an epoch is as many steps as the training part of the data fills, with
+                all processes.
+            captions: where the text of an utterance is: in the "column" `text_column`, in a file "beside" it, the "folder"'s name.
+            max_length_seconds: longer utterances are left out.
+            sample_steps, sample_cond_scale: how samples are made (`ConditionalFlowMatcherWrapper.sample`).
+            ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
+        """
+        if folder is not None and dataset is not None:
+            raise ValueError("give a folder or a dataset of utterances, not both")
+        self.ds_fields = ds_fields
+        keywords: dict[str, Any] = {
+            "captions": captions,
+            "text_column": text_column,
+            "max_length_seconds": max_length_seconds,
+        }
+
+        def find(source: Any) -> Any:
+            if source is None:
+                return None
+            if not isinstance(source, SpeechSource):
+                source = SpeechSource(source, **keywords, ds_fields=ds_fields)
+            return _utterances(source, cfm_wrapper)
+
+        options = {name: value for name, value in options.items() if name not in WARMUP or value is not None}
+        found = find(folder if folder is not None else dataset)
+        held_out = find(val_dataset)
+        is_split = held_out is None and val_dataloader is None
+        task = VoiceBoxTask(
+            cfm_wrapper,
+            seed=options.get("seed", options.get("random_seed", 0)),
+            sample_steps=sample_steps,
+            sample_cond_scale=sample_cond_scale,
+        )
+        super().__init__(
+            task,
+            dataset=found,
+            val_dataset=held_out,
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            collate=collate_speech,
+            num_train_steps=_num_steps(num_train_steps, num_epochs, found, is_split, options, self.defaults),
+            **options,
+        )
+        task.has_few_shapes = self.runtime.compiles
+        if not cfm_wrapper.is_fitted:
+            self._fit_normalisation()
+
+    def _fit_normalisation(self) -> None:
+        """The mean and the standard deviation of features, once, before the first step, and the same on every process."""
+        batches: Iterable[Any] = ()
+        if self.feed.dataset is None:
+            batches = [self.feed.first_batch()]
+        else:
+            size = self.feed.batch_size
+            loader = Loader(self.feed.dataset, batch_size=size, seed=self.options.seed, collate=collate_speech)
+            batches = loader.validation(-(-NUM_FITTED // size))
+        frames, task = [], self.task
+        assert isinstance(task, VoiceBoxTask)
+        with torch.no_grad(), self._mode(False):
+            for batch in batches:
+                features, lengths = task.features(self.runtime.to_device(self.prepare(batch)))
+                real = features if lengths is None else features[_mask(lengths, features.shape[1])]
+                frames.append(real.reshape(-1, real.shape[-1]))
+        model = self.unwrapped_cfm
+        model.fit_normalisation(torch.cat(frames)[None])
+        if self.runtime.is_distributed:  # a loader of one's own may give each process other utterances
+            for fitted in (model.feature_mean, model.feature_std):
+                torch.distributed.broadcast(fitted, 0)
+        if self.ema is not None:
+            self.ema.update(self.step)  # the averaged network has the same
+
+    def prepare(self, batch: Any) -> Batch:
+        return route(batch, BATCH_FIELDS, self.ds_fields)
+
+    def warmup(self, step: int) -> float:
+        """The learning rate of a step (from 0) before the scheduler has a say: it rises evenly from initial_lr to lr."""
+        options = self.options
+        way = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
+        return options.initial_lr + (options.lr - options.initial_lr) * way
+
+    @property
+    def unwrapped_cfm(self) -> ConditionalFlowMatcherWrapper:
+        return self.task.model  # type: ignore[return-value]
+
+    def generate(self, **keywords: Any) -> Tensor:
+        """`ConditionalFlowMatcherWrapper.sample` with the weights there are now, the averaged ones where there are some."""
+        with self.inference(), self.runtime.whole(self.raw):
+            return self.unwrapped_cfm.sample(**keywords)
+
+
+def _utterances(source: SpeechSource, cfm: ConditionalFlowMatcherWrapper) -> Any:
+    """Samples as this network reads them: phonemes by the ids of its inventory, with durations where tokens stand at their frames."""
+    space = cfm.voicebox if cfm.audio_enc_dec is None else cfm.audio_enc_dec
+    if not isinstance(cfm.tokenizer, PhonemeInventory):
+        return source.at(space, names=None if cfm.tokenizer is None else ())
+    return source.at(space, cfm.tokenizer, SPOKEN if cfm.voicebox.alignment == "frames" else SPOKEN[:1])
+
+
+def _mask(lengths: Tensor, n: int) -> Tensor:
+    return torch.arange(n, device=lengths.device) < lengths[:, None]
+
+
+def _num_steps(
+    steps: int | None,
+    epochs: int | None,
+    dataset: Any,
+    is_split: bool,
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> int:
+    """Optimizer steps of so many epochs of the part of a dataset that is learned from."""
+    if (steps is None) == (epochs is None):
+        raise ValueError("how long shall it learn? Give num_train_steps or num_epochs, one of them")
+    if epochs is None:
+        assert steps is not None
+        return steps
+    if dataset is None:
+        raise ValueError("num_epochs needs a dataset: of a train_dataloader give num_train_steps")
+    chosen = TrainerOptions.from_keywords({**options, "num_train_steps": 0}, defaults, "VoiceBoxTrainer")
+    return steps_of_epochs(epochs, dataset, is_split, chosen)
+
+
+# ---------------------------------------------------------------------- the `model` section of recipes
+
+
+def build_voicebox(
+    voicebox: Mapping[str, Any],
+    *,
+    audio_enc_dec: str | Path | Mapping[str, Any] | None = None,
+    vocoder: str | Path | None = None,
+    tokenizer: str | Path | Mapping[str, Any] | None = None,
+    duration_predictor: str | Path | None = None,
+    text_to_semantic: str | Path | None = None,
+    semantic_hz: float | None = None,
+    sigma: float = 0.0,
+    cond_drop_prob: float = 0.2,
+) -> ConditionalFlowMatcherWrapper:
+    """
+    Args:
+        voicebox: keywords of `VoiceBox`; num_cond_tokens follows from what reads texts.
+        audio_enc_dec: the feature space: keywords of a `MelVoco` (or, with `model` among them, an `EncodecVoco`); or a folder with one,
+            with a codec, whose latents are then the features, or with a vocoder, which tells the mel settings. None learns from features
+            alone.
+        vocoder: a run of a `Vocoder`, which makes the frames of a `MelVoco` audible; without one Griffin-Lim does.
+        tokenizer: what reads texts: "characters", or keywords of a `CharacterTokenizer` (characters), a `PhonemeTokenizer` (language) or a
+            `PhonemeInventory` (symbols; or `phonemes_of`, a manifest, or "synthetic", whose phonemes these are); or a folder with one.
+        duration_predictor: a run of a `DurationPredictor`, whose tokenizer is used where there is none here.
+        text_to_semantic: a run of an AudioLM's semantic stage.
+    """
+    space = _feature_space(audio_enc_dec, vocoder)
+    durations = _loaded(duration_predictor, "duration_predictor", DurationPredictor)
+    semantic: Any = None if text_to_semantic is None else load_network(resolve(Path(text_to_semantic)))
+    reader = _tokenizer(tokenizer)
+    sizes = {}
+    if semantic is not None:
+        if getattr(semantic, "wav2vec", None) is None:
+            raise ValueError(
+                f"model.text_to_semantic={str(text_to_semantic)!r} holds a {type(semantic).__name__}, not a semantic stage with its "
+                "semantic tokenizer"
+            )
+        sizes["num_cond_tokens"] = semantic.wav2vec.codebook_size
+    elif (known := reader or getattr(durations, "tokenizer", None)) is not None:
+        sizes["num_cond_tokens"] = known.num_tokens
+    keywords = check(VoiceBox, {**sizes, **voicebox}, "model.voicebox")
+    return ConditionalFlowMatcherWrapper(
+        VoiceBox(**keywords, audio_enc_dec=space),
+        text_to_semantic=semantic,
+        duration_predictor=durations,
+        sigma=sigma,
+        cond_drop_prob=cond_drop_prob,
+        tokenizer=reader,
+        semantic_hz=semantic_hz,
+    )
+
+
+def build_durations(
+    predictor: Mapping[str, Any], *, tokenizer: str | Path | Mapping[str, Any] | None = None
+) -> DurationPredictor:
+    """
+    Args:
+        predictor: keywords of `DurationPredictor`.
+        tokenizer: what knows the names of phonemes; see `build_voicebox`. Without one the data must have ids.
+    """
+    return DurationPredictor(**check(DurationPredictor, predictor, "model.predictor"), tokenizer=_tokenizer(tokenizer))
+
+
+def _feature_space(source: str | Path | Mapping[str, Any] | None, vocoder: str | Path | None) -> Any:
+    speaker = _loaded(vocoder, "vocoder", Vocoder)
+    if isinstance(source, Mapping) and "model" in source:
+        found: Any = EncodecVoco(**check(EncodecVoco, source, "model.audio_enc_dec"))
+    elif isinstance(source, Mapping):
+        return MelVoco(**check(MelVoco, source, "model.audio_enc_dec"), vocoder=speaker)
+    else:
+        found = speaker if source is None else load_network(resolve(Path(source)))
+    if isinstance(found, Vocoder):
+        return MelVoco.of(found)
+    if speaker is not None:
+        raise ValueError(
+            "model.vocoder makes the frames of a MelVoco audible: give its keywords as audio_enc_dec, or nothing"
+        )
+    if isinstance(found, Codec):
+        return CodecLatents(found)  # type: ignore[arg-type]
+    if found is not None and not isinstance(found, FeatureSpace):
+        raise ValueError(
+            f"model.audio_enc_dec={str(source)!r} holds a {type(found).__name__}, not a feature space, a codec or a vocoder"
+        )
+    return found
+
+
+def _tokenizer(source: str | Path | Mapping[str, Any] | None) -> Any:
+    if source == "characters":
+        return CharacterTokenizer()
+    if not isinstance(source, Mapping):
+        return _loaded(source, "tokenizer", SymbolTokenizer)
+    if "phonemes_of" in source:
+        if len(source) > 1:
+            raise ValueError("model.tokenizer: phonemes_of tells all there is to know, give it alone")
+        path = source["phonemes_of"]
+        if path != "synthetic" and not Path(path).expanduser().exists():
+            raise ValueError(
+                f"model.tokenizer.phonemes_of={str(path)!r} is not there: name a manifest with the column phonemes"
+            )
+        data = SpeechSource(path, num_samples=NUM_MADE_UP)
+        return PhonemeInventory.fitted(data.phonemes())
+    kinds = {"characters": CharacterTokenizer, "language": PhonemeTokenizer, "symbols": PhonemeInventory}
+    kind = next((kind for name, kind in kinds.items() if name in source), None)
+    if kind is None:
+        raise ValueError(
+            f"model.tokenizer has {', '.join(source) or 'nothing'}: give characters, language, symbols or phonemes_of"
+        )
+    return kind(**check(kind, source, "model.tokenizer"))
+
+
+def _loaded(source: str | Path | None, name: str, kind: type[Network]) -> Any:
+    if source is None:
+        return None
+    network = load_network(resolve(Path(source)))
+    if not isinstance(network, kind):
+        raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not a {kind.__name__}")
+    return network
