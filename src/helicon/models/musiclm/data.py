@@ -1,0 +1,190 @@
+"""What MuLaN learns from: sounds with texts that tell what is to be heard in them.
+
+A sample is {"audio": [n], "audio_lengths": how many of the n are sound, "texts": the caption}, or has "text_token_ids" `[t]` in place of
+the caption. At which rate sounds are needed depends on the network, and a recipe's `data` section is read without it. So that section
+gives a `CaptionedSource`, which a trainer asks for the rate it needs.
+
+Letters: b batch, n samples, t tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from helicon.data.audio import AudioTransform, Sample, SoundDataset, TensorAudio, audio_data, audio_fields
+from helicon.data.collate import Batch, collate
+from helicon.data.dataset import View
+from helicon.data.fields import Field, route
+from helicon.data.paired import CaptionSource
+from helicon.data.split import unwrapped
+from helicon.models.soundstream.trainers import READY, at_rate, check_length, sound_choices, training_sounds
+
+TEXTS = ("texts", "text_token_ids")
+# What the network, and other families, call them.
+NAMES = {"wavs": "audio", "wave": "audio", "raw_wave": "audio", "raw_texts": "texts", "text": "texts"}
+IDS = Field(
+    lambda value: (
+        isinstance(value, Tensor)
+        and value.ndim == 1
+        and not value.is_floating_point()
+        and value.dtype not in (torch.bool, torch.int16)
+    ),
+    "an integer tensor [t]",
+    is_required=False,
+)
+WHERE = (
+    'captions="column" (of a manifest or a dataset with columns), "beside" (x.txt beside x.wav) or "folder" (its name)'
+)
+
+
+def training_captioned(
+    source: str | Path | Literal["synthetic"],
+    *,
+    data_max_length: int | None = None,
+    data_max_length_seconds: float | None = None,
+    captions: CaptionSource | None = None,
+    text_column: str = "text",
+    num_samples: int = 10_000,
+    seed: int = 0,
+    sounds: Mapping[str, Any] | None = None,
+) -> "CaptionedSource":
+    """The `data` section of a recipe: a folder or manifest of sounds with texts, or the made-up ones of `synthetic`.
+
+    Args:
+        data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples of the network's rate or in seconds.
+        captions, text_column: where the texts are.
+        num_samples, seed: how many made-up sounds there are, and which.
+        sounds: what they are chosen from, keywords of `SyntheticSounds`.
+    """
+    found = CaptionedSource(
+        source, data_max_length, data_max_length_seconds, captions, text_column, num_samples, seed, sounds
+    )
+    sound_choices(source, sounds)
+    found.check()
+    return found
+
+
+@dataclass(frozen=True)
+class CaptionedSource:
+    """Sounds with texts, of which nobody has yet said at which rate they are needed.
+
+    `source` is a folder or manifest, "synthetic", a Hugging Face dataset, what `audio_data` gives, `SyntheticSounds`, or a torch Dataset
+    of sounds with texts (dicts, or tuples that `ds_fields` names where types do not tell). The rest are arguments of
+    `training_captioned`.
+    """
+
+    source: Any
+    data_max_length: float | None = None
+    data_max_length_seconds: float | None = None
+    captions: CaptionSource | None = None
+    text_column: str = "text"
+    num_samples: int = 10_000
+    seed: int = 0
+    sounds: Mapping[str, Any] | None = None
+    ds_fields: Sequence[str] | None = None
+
+    @property
+    def _is_listed(self) -> bool:
+        """Whether it is files or columns of a table, not a user's own dataset."""
+        is_files = isinstance(self.source, (str, Path)) and self.source != "synthetic"
+        return is_files or hasattr(self.source, "column_names")
+
+    def check(self) -> None:
+        """What can be told without opening anything."""
+        if isinstance(unwrapped(self.source)[0], SoundDataset):
+            raise ValueError("a SoundDataset has no texts: give its folder, and where they are with captions=...")
+        if self._is_listed and self.captions is None:
+            name = self.source if isinstance(self.source, (str, Path)) else f"this {type(self.source).__name__}"
+            raise ValueError(f"MuLaN learns from sounds with texts: say where those of {name} are, with {WHERE}")
+        if not self._is_listed and self.captions is not None:
+            raise ValueError(f"captions={self.captions!r} is for files and columns: these sounds bring their own texts")
+        if self._is_listed and self.data_max_length is None and self.data_max_length_seconds is None:
+            raise ValueError(
+                "data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time"
+            )
+
+    def at(self, sample_hz: int) -> Any:
+        """The samples, at this rate; of each sound another crop in every epoch."""
+        self.check()
+        return _Captioned(self._sounds(sample_hz))
+
+    def _sounds(self, sample_hz: int) -> Any:
+        samples, seconds = self.data_max_length, self.data_max_length_seconds
+        if self.source == "synthetic":
+            return training_sounds(
+                "synthetic",
+                sample_hz=sample_hz,
+                data_max_length=None if samples is None else int(samples),
+                data_max_length_seconds=seconds,
+                num_samples=self.num_samples,
+                seed=self.seed,
+                sounds=self.sounds,
+            )
+        if isinstance(self.source, READY):
+            if samples is not None or seconds is not None:
+                raise ValueError(
+                    "the sounds of this dataset are cut already: leave out data_max_length, or give it there"
+                )
+            return at_rate(self.source, sample_hz, "network")
+        check_length(samples, seconds, sample_hz)
+        if self._is_listed:
+            return audio_data(
+                self.source,
+                sample_hz,
+                max_length=samples,
+                max_length_seconds=seconds,
+                captions=self.captions,
+                text_column=self.text_column,
+            )
+        return TensorAudio(_OwnSamples(self.source, self.ds_fields), AudioTransform(sample_hz, samples, seconds))
+
+
+class _OwnSamples(View):
+    """A user's own dataset, by the names its entries have here."""
+
+    def __init__(self, dataset: Any, ds_fields: Sequence[str] | None):
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise ValueError(
+                f"a {type(dataset).__name__} is no source of sounds: give a folder, a manifest or a dataset"
+            )
+        super().__init__(dataset)
+        self.ds_fields = None if ds_fields is None else [NAMES.get(name, name) for name in ds_fields]
+        self.fields = {**audio_fields({"audio": 1}), "text_token_ids": IDS}
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
+        if isinstance(sample, Mapping):
+            sample = {NAMES.get(name, name): value for name, value in sample.items()}
+        named = route(sample, self.fields, self.ds_fields)
+        if isinstance(named.get("texts"), Tensor):  # as the network calls ids too
+            named["text_token_ids"] = named.pop("texts")
+        return named
+
+
+class _Captioned(View):
+    """Samples with what MuLaN reads of them, and nothing else."""
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
+        text = next((name for name in TEXTS if name in sample), None)
+        if text is None:
+            raise ValueError(
+                f"item {index} has no text, and MuLaN learns from sounds with texts: it has {', '.join(sample)}"
+            )
+        wave = sample["audio"]
+        return {"audio": wave, "audio_lengths": sample.get("audio_lengths", wave.shape[-1]), text: sample[text]}
+
+
+def collate_captioned(samples: Sequence[Sample]) -> Batch:
+    """Samples to a batch, padded: sounds with 0, ids with -1. Lengths that all are the whole are left out: to mask costs time."""
+    if "text_token_ids" in samples[0]:
+        ids = pad_sequence([one["text_token_ids"] for one in samples], batch_first=True, padding_value=-1)
+        batch = {**collate([{**one, "text_token_ids": 0} for one in samples]), "text_token_ids": ids}
+    else:
+        batch = collate(samples)
+    if bool((batch["audio_lengths"] == batch["audio"].shape[-1]).all()):
+        del batch["audio_lengths"]
+    return batch

@@ -1,0 +1,130 @@
+"""MusicLM really learns: what it makes has the pitch and the direction its caption names, though its stages never read a text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import helicon
+from helicon import registry
+from helicon.config import load_recipe
+from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.data.tokenize import tokenize
+from helicon.metrics.audio import describe_sound
+from helicon.models.audiolm.data import AudioTokenizer, training_audio
+from helicon.models.audiolm.pipeline import AudioLM
+from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
+from helicon.models.musiclm.generate import MusicLM
+from helicon.models.musiclm.mulan import MuLaN
+from helicon.models.semantic.tokenizer import MelKmeans
+from models.musiclm.tiny import HZ, PLAIN, audio_tower, text_tower
+
+SECONDS, COUNT = 0.5, 1200
+NOISE = 0.05  # while MuLaN learns, up to: what a small codec makes is not as clean as what it learned from
+WORDS: dict[str, Any] = {"kinds": ["tone", "chirp"], "loudnesses": ["loud"], "held_out": [["chirp", "high"]]}
+DATA = {"data_max_length_seconds": SECONDS, "num_samples": COUNT, "sounds": WORDS}
+HOW_DRAWN: dict[str, Any] = {"cond_scale": 1.0, "top_p": 0.7, "filter_thres": None, "seed": 1}
+
+
+def made_up(count: int, seed: int = 0) -> SyntheticSounds:
+    words = {**WORDS, "held_out": [tuple(pair) for pair in WORDS["held_out"]]}
+    return SyntheticSounds(count, HZ, SECONDS, seed, **words)
+
+
+def train(recipe: str, folder: Path, *overrides: str) -> None:
+    """A recipe of the demo, on these sounds and for fewer steps."""
+    rarely = ("save_results_every=10000", "save_model_every=10000", "val_every=10000", "trainer.ema_beta=0.97")
+    read = load_recipe(recipe, [*overrides, *rarely], sections=lambda name: registry.entries[name].recipe_sections())
+    registry.build_trainer(read, results_folder=folder).train()
+
+
+def learn_mulan(steps: int = 300, seed: int = 0) -> MuLaN:
+    """One that tells the seven captions apart. (Decoupled, the loss of so few different ones leaves some of them in one place.)"""
+    torch.manual_seed(seed)
+    sizes = {"depth": 2, "dim_head": 16}
+    towers = audio_tower(**sizes, **PLAIN), text_tower(**sizes)
+    network = MuLaN(*towers, dim_latent=16, decoupled_contrastive_learning=False)
+    optimizer = torch.optim.Adam(network.parameters(), 4e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    data = [made_up(640)[index] for index in range(640)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        some = [data[index] for index in torch.randint(len(data), (32,), generator=generator).tolist()]
+        waves = torch.stack([one["audio"] for one in some])
+        noise = torch.randn(waves.shape, generator=generator) * torch.rand(len(some), 1, generator=generator) * NOISE
+        loss = network(waves + noise, raw_texts=[one["texts"] for one in some])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+def learned(home: Path) -> MusicLM:
+    words = f"data.sounds={json.dumps(WORDS)}"
+    train("soundstream/demo", home / "codec", words, "num_train_steps=400")
+    waves = torch.stack([made_up(256)[index]["audio"] for index in range(256)])
+    quantizer = MuLaNEmbedQuantizer(learn_mulan(), 96, rq_num_quantizers=3, codebook_size=12)
+    quantizer.fit([(waves, None)])
+    quantizer.save_pretrained(home / "conditioner")
+    clusters = MelKmeans(48)
+    made_at_16k = SyntheticSounds(256, 16000, SECONDS, **{**WORDS, "held_out": [("chirp", "high")]})
+    clusters.fit([(torch.stack([made_at_16k[index]["audio"] for index in range(256)]), None)], num_frames=6400)
+    clusters.save_pretrained(home / "kmeans")
+    networks = [helicon.load(home / name) for name in ("codec", "kmeans", "conditioner")]
+    tokenizer = AudioTokenizer(networks[0], networks[1], conditioner=networks[2])
+    tokenize(
+        tokenizer.items(training_audio("synthetic", **DATA)),
+        tokenizer,
+        home / "tokens",
+        source="synthetic",
+        arguments=DATA,
+    )
+    for name, steps in {"semantic": 150, "delayed": 250}.items():
+        below = [f"model.wav2vec={home / 'kmeans'}", f"model.audio_conditioner={home / 'conditioner'}"]
+        below += [f"model.codec={home / 'codec'}"] if name == "delayed" else ["model.transformer.t5_name=null"]
+        condition = ["model.transformer.has_condition=true", "model.transformer.cond_drop_prob=0.1"]
+        train(
+            f"audiolm/{name}-demo", home / name, *below, *condition, f"data.source={home / 'tokens'}", words,
+            f"data.num_samples={COUNT}", f"num_train_steps={steps}",
+        )  # fmt: skip
+    stages = {
+        f"{role}_transformer": helicon.load(home / name)
+        for role, name in (("semantic", "semantic"), ("coarse", "delayed"))
+    }
+    return MusicLM(AudioLM(**stages))
+
+
+def share_right(waves: list[Tensor], asked: SyntheticSounds) -> float:
+    """Of sounds that have both the pitch and the direction of what was asked for."""
+    pairs = [(describe_sound(wave, HZ), asked.attributes(index)) for index, wave in enumerate(waves)]
+    return sum(heard.pitch == it.pitch and heard.direction == it.direction for heard, it in pairs) / len(pairs)
+
+
+@pytest.mark.slow
+def test_music_follows_its_caption(tmp_path: Path) -> None:
+    """There are seven pairs of a pitch and a direction: chance is one in seven.
+
+    Measured with three seeds of all that is learned, 60 sounds twice each: MuLaN finds the caption of 95 to 100 % of sounds; of what is
+    made of captions 55 to 95 % are right, and 5 to 18 % of what is made without. (The lowest is of a codec that makes no high tones; with
+    the codec of the seed taken here it is 83 to 97 %.)
+    """
+    music = learned(tmp_path)
+    asked = made_up(60, seed=9)
+    captions = [asked.attributes(index).caption for index in range(len(asked))]
+    different = sorted({*captions})
+    assert len(different) == 7
+    heard = music.quantizer.latents(torch.stack([asked[index]["audio"] for index in range(len(asked))]))
+    closest = (heard @ music.quantizer.latents(texts=different).T).argmax(dim=1).tolist()
+    found = [different[place] == caption for place, caption in zip(closest, captions, strict=True)]
+    assert sum(found) / len(found) >= 0.85
+    assert share_right(music(captions, seconds=SECONDS, **HOW_DRAWN), asked) >= 0.6
+    assert share_right(list(music.audio_lm(batch_size=60, seconds=SECONDS, **HOW_DRAWN)), asked) <= 0.3
+    # MuLaN ranks sounds as they are heard: of six that were made of one caption and six of another, those of the caption come first.
+    low, high = (next(caption for caption in captions if f"tone, {pitch}" in caption) for pitch in ("low", "high"))
+    waves = [*music([low] * 6 + [high] * 6, seconds=SECONDS, **HOW_DRAWN)]
+    closeness = music.similarities(waves, [low] * 12)
+    assert closeness[:6].mean() > closeness[6:].mean() + 0.3

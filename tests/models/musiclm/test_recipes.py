@@ -1,0 +1,61 @@
+"""The recipes of MuLaN: what they build, and that one runs from the command line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from helicon import registry
+from helicon.cli import app
+from helicon.config import Recipe, load_recipe
+from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.models.musiclm.trainers import build_mulan
+
+
+def read(name: str) -> Recipe:
+    return load_recipe(f"musiclm/{name}", sections=lambda trains: registry.entries[trains].recipe_sections())
+
+
+def test_the_full_size_is_what_its_recipe_says() -> None:
+    recipe = read("mulan")
+    with torch.device("meta"):  # which allocates nothing
+        network = build_mulan(**recipe.model)
+    assert [(tower.dim, tower.depth) for tower in (network.audio, network.text)] == [(768, 12)] * 2
+    (millions,) = re.findall(r"\((\d+) M parameters\)", recipe.summary)
+    assert round(sum(p.numel() for p in network.parameters()) / 1e6) == int(millions)
+    assert network.sample_hz == 16000 and recipe.data["data_max_length_seconds"] == 10
+    assert recipe.trainer["batch_size"] % recipe.trainer["chunk_size"] == 0, "chunks of one shape"
+
+
+def test_every_word_of_the_held_out_captions_of_the_demo_is_learned() -> None:
+    words = read("mulan-demo").data["sounds"]
+    pairs = [tuple(pair) for pair in words.pop("held_out")]
+    captions = [
+        {sounds.attributes(index).caption for index in range(1000)}
+        for sounds in (SyntheticSounds(1000, held_out=pairs, **words), SyntheticSounds(1000, only=pairs, **words))
+    ]
+    assert [len(each) for each in captions] == [90 - 2 * len(pairs), 2 * len(pairs)]
+    known, new = ({word for caption in each for word in caption.split()} for each in captions)
+    assert new <= known and not captions[0] & captions[1]
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_in_chunks_and_is_resumed_on_the_command_line() -> None:
+    def helicon(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, list(arguments))
+        return done.exit_code, " ".join((done.output or "").split())
+
+    short = ["num_train_steps=2", "save_model_every=1", "save_results_every=2", "results_folder=run", "chunk_size=8"]
+    code, said = helicon("train", "musiclm/mulan-debug", *short)
+    assert code == 0, said
+    line = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert line["valid_text_to_audio_candidates"] == 51 and 0 < line["valid_text_to_audio_chance_at_1"] < 0.1
+    assert line["valid_audio_to_text_candidates"] < 30, "captions that are equal are one"
+    assert Path("run/samples/step-00000002-similarities-ema.png").is_file()
+    code, said = helicon("resume", "run", "num_train_steps=3")
+    assert code == 0 and "resuming from step 2" in said
+    code, said = helicon("train", "musiclm/mulan", "data.captions=null", "results_folder=other")
+    assert code == 1 and 'say where those of sounds are, with captions="column"' in said
