@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from defect_list import audio, audiolm, codec, engine, image, mesh, muse
+from defect_list import audio, audiolm, codec, engine, image, mesh, muse, musiclm, voicebox
 from defect_list.entry import Defect
 
 DEFECTS = [
@@ -28,6 +28,8 @@ DEFECTS = [
     *codec.DEFECTS,
     *audiolm.DEFECTS,
     *mesh.DEFECTS,
+    *voicebox.DEFECTS,
+    *musiclm.DEFECTS,
 ]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "tests" / "DEFECTS.md"

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 from PIL import Image
 
+import children
 from helicon.data.image import image_data
 from helicon.data.mesh import Mesh, MeshTransform, read_mesh
 from helicon.data.mesh_data import mesh_data
 from helicon.data.synthetic_meshes import SyntheticMeshes
+from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.data.synthetic_speech import SyntheticSpeech
 from helicon.models.meshgpt.assemble import mesh_report, write_mesh
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -28,22 +32,31 @@ SMALL = {
     "mesh_tokens": ["--tiny"],
     "maskgit": ["--tiny", "--repeats", "1", "--profile"],
     "audiolm": ["--tiny", "--repeats", "1"],
-    "meshgpt": ["--tiny", "--repeats", "1", "--profile"],
-    "soundstream": ["--tiny", "--repeats", "1", "--profile"],
+    "meshgpt": ["--tiny", "--repeats", "1"],
+    "soundstream": ["--tiny", "--repeats", "1"],
     "speech": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
     "pictures": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--maskgit-minutes", "0.02", "--run", "run"],
     "meshes": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
+    "voicebox": ["--tiny", "--repeats", "1"],
+    "voices": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
+    "mulan": ["--tiny", "--repeats", "1"],
+    "music": ["--tiny", "--data", "synthetic", "--minutes", "0.02", "--run", "run"],
 }
 
 
-EXPERIMENTS = ("pictures", "speech", "meshes")  # which write a folder
+EXPERIMENTS = ("pictures", "speech", "meshes", "voices", "music")  # which write a folder
 
 
 def test_every_script_is_in_the_list() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} - {"report", "budget"} == SMALL.keys()
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"report", "budget", "listening"} == SMALL.keys()
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return children.run_script(FOLDER / script, *arguments)
+
+
+def run_alone(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """In a Python of its own, which has imported nothing yet."""
     command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
@@ -54,7 +67,7 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_prints_a_table_and_writes_its_numbers(name: str, tmp_path: Path) -> None:
     out = tmp_path / ("out" if name in EXPERIMENTS else "out.json")
-    done = run(f"{name}.py", *SMALL[name], "--out", out)
+    done = run_alone(f"{name}.py", *SMALL[name], "--out", out)
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json" if name in EXPERIMENTS else out).read_text())
     assert report["rows"] and report["hardware"]["torch"] and "|---|" in done.stdout
@@ -134,6 +147,83 @@ def test_a_mesh_experiment_says_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 2 and "makes no meshes by itself" in done.stderr
 
 
+@pytest.mark.slow
+def test_the_stages_of_the_voice_experiment_follow_each_other(tmp_path: Path) -> None:
+    """From files; each stage in a command of its own."""
+    speech, out = SyntheticSpeech(60, 16000), tmp_path / "out"
+    write_speech(tmp_path / "data", speech)
+    common = ["--tiny", "--data", tmp_path / "data", "--minutes", "0.02", "--out", out, "--run", tmp_path / "run"]
+    for stage, override in {"vocoder": "model.dim=24", "voicebox": "model.alignment=free"}.items():
+        done = run("voices.py", *common, "--stage", stage, override)
+        assert done.returncode == 0, done.stderr
+    assert "5 voices: " in done.stdout and " held out" in done.stdout
+    assert row_of(out, "vocoder")["log-mel distance"] > 0 and row_of(out, "Griffin-Lim")["log-mel distance"] < 0.6
+    made = ("infilled", "infilled, guidance 2", "infilled, the mean", "a straight line", "copies of the nearest frame")
+    assert all(row_of(out, name)["log-mel difference"] > 0 for name in made)
+    voices = {speech.utterance(index).text: speech.utterance(index).voice for index in range(60)}
+    rows = [json.loads(line) for line in (out / "sounds.jsonl").read_text().splitlines()]
+    assert rows and all(voices[row["text"]] == voices[row["prompt_text"]] == row["voice"] for row in rows)
+    for row in rows:
+        kinds = ("noise", "prompt", "recording", "spoken", "vocoded")
+        lengths = {kind: soundfile.info(out / f"{row['name']}-{kind}.flac").frames for kind in kinds}
+        assert lengths.pop("prompt") >= 1.5 * 16000 and len({*lengths.values()}) == 1
+    pictures = {path.name for path in out.glob("*.png")}
+    assert pictures == {"spectrograms.png", "vocoder-curves.png", "voicebox-curves.png"}
+
+
+def write_speech(folder: Path, speech: SyntheticSpeech) -> None:
+    folder.mkdir()
+    rows = []
+    for index in range(len(speech)):
+        said = speech.utterance(index)
+        rows.append({"path": f"{index}.flac", "text": said.text, "voice": said.voice})
+        soundfile.write(folder / rows[-1]["path"], speech[index]["audio"].numpy(), speech.sample_hz)
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.slow
+def test_a_voice_experiment_says_what_is_wrong(tmp_path: Path) -> None:
+    done = run("voices.py", "--tiny", "--data", "synthetic")
+    assert done.returncode == 2 and "--data and --out are needed, or --only-judge" in done.stderr
+    common = ["--tiny", "--out", tmp_path / "out", "--run", tmp_path / "run"]
+    done = run("voices.py", *common, "--data", "synthetic", "trainer.lr=1e-3")
+    assert done.returncode == 2 and "name it with --stage" in done.stderr
+    write_speech(tmp_path / "data", SyntheticSpeech(2, 8000))
+    done = run("voices.py", *common, "--data", tmp_path / "data")
+    assert done.returncode == 1 and "has 8000 samples a second, and this experiment 16000" in done.stderr
+    done = run("voices.py", "--only-judge", tmp_path)
+    assert done.returncode == 1 and "holds no sounds NAME-KIND.flac with their sounds.jsonl" in done.stderr
+
+
+WAYS = ("text to music", "music to text")
+
+
+@pytest.mark.slow
+def test_music_and_words_find_each_other_in_held_out_parts(tmp_path: Path) -> None:
+    """From files; the styles that are never heard are not among those that are."""
+    sounds, rows = SyntheticSounds(64, 16000, 0.5), []
+    (tmp_path / "data").mkdir()
+    for index in range(len(sounds)):
+        rows.append(
+            {"path": f"{index}.flac", "text": f"number {index}", "style": f"s{index // 3}", "instruments": ["a", "b"]}
+        )
+        soundfile.write(tmp_path / "data" / rows[-1]["path"], sounds[index]["audio"].numpy(), 16000)
+    (tmp_path / "data" / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out, common = tmp_path / "out", ["--tiny", "--data", tmp_path / "data", "--minutes", "0.02"]
+    done = run("music.py", *common, "--out", out, "--run", tmp_path / "run", "model.audio.depth=2", "trainer.lr=1e-3")
+    assert done.returncode == 0, done.stderr
+    assert "55 clips to learn from; held out 6 of their styles and 3 of 1 styles never heard" in done.stdout
+    words = ("the author's words", "and the instruments")
+    for part, count in {"arrangements": 6, "styles": 3}.items():
+        for row in (row_of(out, f"{part} never heard, {way}, {kind}") for way in WAYS for kind in words):
+            assert row["candidates"] == count and 0 <= row["recall at 1"] <= row["recall at 5"] <= 1
+            assert row["chance at 1"] == pytest.approx(1 / count) and row["recall at 10"] == 1
+    assert (out / "report.md").read_text().count("number") >= 2 * 6
+    assert {path.name for path in out.glob("*.png")} == {"curves.png", "similarities.png"}
+    with Image.open(out / "similarities.png") as picture:
+        assert picture.size[0] == picture.size[1] > 6
+
+
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/"
   xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><metadata><dc:title>{title}</dc:title>
   <dc:subject><rdf:Bag>{keywords}</rdf:Bag></dc:subject><dc:creator><dc:title>Ann Author</dc:title></dc:creator>
@@ -175,7 +265,7 @@ def packages(tmp_path: Path) -> Path:
 
 def test_packages_become_captioned_pictures(packages: Path, tmp_path: Path) -> None:
     out = tmp_path / "clipart"
-    done = run("data/clipart.py", packages, out, "--size", "48", "--max-same", "4")
+    done = run_alone("data/clipart.py", packages, out, "--size", "48", "--max-same", "4")
     assert done.returncode == 0, done.stderr
     rows = {row["source"]: row for row in map(json.loads, (out / "manifest.jsonl").read_text().splitlines())}
     apple = next(row for name, row in rows.items() if name.startswith("openclipart/food/"))
@@ -259,7 +349,7 @@ def mesh_packages(tmp_path: Path) -> Path:
 
 def test_packages_become_captioned_meshes(mesh_packages: Path, tmp_path: Path) -> None:
     out = tmp_path / "meshes"
-    done = run("data/meshes.py", mesh_packages, out, "--max-faces", "40")
+    done = run_alone("data/meshes.py", mesh_packages, out, "--max-faces", "40")
     assert done.returncode == 0, done.stderr
     rows = {row["source"]: row for row in map(json.loads, (out / "manifest.jsonl").read_text().splitlines())}
     assert {place: (row["text"], row["faces"]) for place, row in rows.items()} == {

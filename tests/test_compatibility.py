@@ -17,8 +17,12 @@ from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.engine.options import ALIASES
 from models.audiolm.tiny import ALL_CODES, IDS, KINDS
 from models.meshgpt.test_autoencoder import tiny as tiny_autoencoder
+from models.musiclm.tiny import audio_tower, text_tower
+from models.musiclm.tiny import mulan as tiny_mulan
 from models.semantic.builders import write
+from models.soundstream.test_codecs import encodec as small_encodec
 from models.soundstream.tiny import HZ, tiny
+from models.voicebox.test_features import saved
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 
@@ -174,6 +178,66 @@ SURFACE |= {
     "custom_collate": ("data pad_id", ""),
     "derive_face_edges_from_faces": ("faces pad_id neighbor_if_share_one_vertex include_self", ""),
 }
+OF_SPEECH_NETWORKS = (
+    "audio_enc_dec dim depth dim_head heads ff_mult ff_dropout conv_pos_embed_kernel_size conv_pos_embed_groups attn_dropout "
+    "attn_flash attn_qk_norm use_gateloop_layers p_drop_prob frac_lengths_mask"
+)
+SURFACE |= {
+    "VoiceBoxTrainer": (
+        "cfm_wrapper batch_size dataset num_train_steps num_warmup_steps num_epochs lr initial_lr grad_accum_every wd max_grad_norm "
+        "valid_frac random_split_seed log_every save_results_every save_model_every results_folder force_clear_prev_results "
+        "split_batches drop_last accelerate_kwargs",
+        "save load print generate device is_distributed is_main is_local_main warmup train_step train",
+    ),
+    "VoiceBox": (
+        f"num_cond_tokens dim_in dim_cond_emb time_hidden_dim num_register_tokens condition_on_text {OF_SPEECH_NETWORKS}",
+        "device forward_with_cond_scale forward",
+    ),
+    "ConditionalFlowMatcherWrapper": (
+        "voicebox text_to_semantic duration_predictor sigma ode_atol ode_rtol use_torchode torchdiffeq_ode_method "
+        "torchode_method_klass cond_drop_prob",
+        "device load sample forward",
+    ),
+    "DurationPredictor": (
+        f"tokenizer num_phoneme_tokens dim_phoneme_emb aligner_kwargs {OF_SPEECH_NETWORKS}",
+        "device align_phoneme_ids_with_durations forward_with_cond_scale forward_aligner forward",
+    ),
+    "MelVoco": (
+        "log n_mels sampling_rate f_max n_fft win_length hop_length pretrained_vocos_path",
+        "downsample_factor latent_dim encode decode",
+    ),
+    "EncodecVoco": (
+        "sampling_rate pretrained_vocos_path bandwidth_id",
+        "downsample_factor latent_dim encode decode_to_codes decode",
+    ),
+}
+SURFACE |= {
+    "MuLaNTrainer": (
+        "mulan dataset num_train_steps batch_size data_max_length folder lr grad_accum_every betas max_grad_norm valid_frac "
+        "random_split_seed save_model_every results_folder accelerate_kwargs use_lion force_clear_prev_results",
+        "save load print device is_distributed is_main is_local_main data_tuple_to_kwargs train_step train",
+    ),
+    "AudioSpectrogramTransformer": (
+        "dim depth patch_size dim_head heads attn_dropout ff_mult ff_dropout accept_spec accept_spec_time_first spec_n_fft spec_power "
+        "spec_win_length spec_hop_length spec_pad spec_center spec_pad_mode spec_aug_stretch_factor spec_aug_freq_mask "
+        "spec_aug_time_mask patch_dropout_prob",
+        "forward",
+    ),
+    "TextTransformer": (
+        "dim depth num_tokens max_seq_len dim_head heads attn_dropout ff_dropout ff_mult pad_id",
+        "device forward",
+    ),
+    "MuLaN": (
+        "audio_transformer text_transformer dim_latent decoupled_contrastive_learning hierarchical_contrastive_loss "
+        "hierarchical_contrastive_loss_layers sigmoid_contrastive_loss",
+        "get_audio_latents get_text_latents forward",
+    ),
+    "MuLaNEmbedQuantizer": (
+        "mulan conditioning_dims rq_num_quantizers rq_ema_decay codebook_size namespaces",
+        "parameters set_default_namespace forward",
+    ),
+    "MusicLM": ("audio_lm mulan_embed_quantizer", "device forward"),
+}
 FORWARD = {
     "VQGanVAE": "img return_loss return_discr_loss return_recons add_gradient_penalty",
     "Transformer": "x return_embed return_logits labels ignore_index self_cond_embed cond_drop_prob conditioning_token_ids texts text_embeds",
@@ -196,6 +260,14 @@ FORWARD = {
     "MeshAutoencoder": "vertices faces face_edges return_codes return_loss_breakdown return_recon_faces only_return_recon_faces "
     "rvq_sample_codebook_temp",
     "MeshTransformer": "vertices faces face_edges codes cache",
+    "VoiceBox": "x times cond_token_ids self_attn_mask cond_drop_prob target cond cond_mask",
+    "ConditionalFlowMatcherWrapper": "x1 mask semantic_token_ids phoneme_ids cond cond_mask input_sampling_rate",
+    "DurationPredictor": "cond texts phoneme_ids cond_drop_prob target cond_mask self_attn_mask",
+    "AudioSpectrogramTransformer": "x force_no_patch_dropout return_all_layers",
+    "TextTransformer": "x raw_texts mask return_all_layers",
+    "MuLaN": "wavs texts raw_texts return_latents return_similarities return_pairwise_similarities",
+    "MuLaNEmbedQuantizer": "wavs texts namespace",
+    "MusicLM": "text num_samples",
 }
 # The values their keywords have where nothing is said. (A trainer's results_folder is named after it.)
 DEFAULTS = {
@@ -279,7 +351,40 @@ DEFAULTS["MeshAutoencoderTrainer"] += (
 DEFAULTS["MeshTransformerTrainer"] += (
     "val_every=1 learning_rate=0.0002 max_grad_norm=0.5 ema_kwargs={} data_kwargs=['vertices','faces','face_edges','texts']"
 )
-REFUSED_VALUES = {"attn_xpos_scale_base": 512.0}  # True for the others
+OF_SPEECH_DEFAULTS = (
+    "audio_enc_dec=None dim_head=64 ff_mult=4 ff_dropout=0.0 conv_pos_embed_kernel_size=31 conv_pos_embed_groups=None "
+    "attn_dropout=0 attn_flash=False attn_qk_norm=True use_gateloop_layers=False "
+)
+DEFAULTS |= {
+    "VoiceBoxTrainer": "num_train_steps=None num_warmup_steps=None num_epochs=None lr=0.0003 initial_lr=1e-05 grad_accum_every=1 wd=0.0 "
+    "max_grad_norm=0.5 valid_frac=0.05 random_split_seed=42 log_every=10 save_results_every=100 save_model_every=1000 "
+    "force_clear_prev_results=None split_batches=False drop_last=False accelerate_kwargs={}",
+    "VoiceBox": f"{OF_SPEECH_DEFAULTS}num_cond_tokens=None dim_in=None dim_cond_emb=1024 dim=1024 depth=24 heads=16 "
+    "time_hidden_dim=None num_register_tokens=16 p_drop_prob=0.3 frac_lengths_mask=(0.7,1.0) condition_on_text=True",
+    "ConditionalFlowMatcherWrapper": "text_to_semantic=None duration_predictor=None sigma=0.0 ode_atol=1e-05 ode_rtol=1e-05 "
+    "use_torchode=False torchdiffeq_ode_method='midpoint' cond_drop_prob=0.0",
+    "DurationPredictor": f"{OF_SPEECH_DEFAULTS}tokenizer=None num_phoneme_tokens=None dim_phoneme_emb=512 dim=512 depth=10 heads=8 "
+    "p_drop_prob=0.2 frac_lengths_mask=(0.1,1.0)",
+    "MelVoco": "log=True n_mels=100 sampling_rate=24000 f_max=8000 n_fft=1024 win_length=640 hop_length=160",
+    "EncodecVoco": "sampling_rate=24000 bandwidth_id=2",
+}
+DEFAULTS |= {
+    "MuLaNTrainer": "num_train_steps=None data_max_length=None folder=None lr=0.0003 grad_accum_every=1 betas=(0.9,0.99) max_grad_norm=0.5 "
+    "valid_frac=0.05 random_split_seed=42 save_model_every=1000 accelerate_kwargs={} use_lion=False force_clear_prev_results=None",
+    "AudioSpectrogramTransformer": "patch_size=16 dim_head=64 heads=8 attn_dropout=0.0 ff_mult=4 ff_dropout=0.0 accept_spec=False "
+    "accept_spec_time_first=True spec_n_fft=128 spec_power=2 spec_win_length=24 spec_hop_length=None spec_pad=0 spec_center=True "
+    "spec_pad_mode='reflect' spec_aug_stretch_factor=0.8 spec_aug_freq_mask=80 spec_aug_time_mask=80 patch_dropout_prob=0.25",
+    "TextTransformer": "num_tokens=49408 max_seq_len=256 dim_head=64 heads=8 attn_dropout=0.0 ff_dropout=0.0 ff_mult=4 pad_id=0",
+    "MuLaN": "dim_latent=128 decoupled_contrastive_learning=True hierarchical_contrastive_loss=False "
+    "hierarchical_contrastive_loss_layers=None sigmoid_contrastive_loss=False",
+    "MuLaNEmbedQuantizer": "rq_num_quantizers=8 rq_ema_decay=0.9 codebook_size=1024 namespaces=('semantic','coarse','fine')",
+}
+# True for the others.
+REFUSED_VALUES: dict[str, Any] = {
+    "attn_xpos_scale_base": 512.0,
+    "pretrained_vocos_path": "charactr/vocos",
+    "aligner_kwargs": {"dim_in": 80, "attn_channels": 80},
+}
 
 
 def sound_trainer(**keywords: Any) -> Any:
@@ -309,6 +414,30 @@ def mesh_trainer(name: str, **keywords: Any) -> Any:
     return trainer(BUILDERS[f"Mesh{name}"](), SyntheticMeshes(4), **settings, **keywords)
 
 
+SPEECH: dict[str, Any] = {"dim": 8, "depth": 2, "dim_head": 4, "heads": 2, "conv_pos_embed_kernel_size": 3}
+
+
+def voicebox(**keywords: Any) -> Any:
+    tokens = {"num_cond_tokens": 7, "dim_cond_emb": 6, "text_depth": 1, "alignment": "frames"}
+    space = helicon.MelVoco(n_mels=5, sampling_rate=400, n_fft=32, hop_length=8)
+    return helicon.VoiceBox(audio_enc_dec=space, **tokens, **SPEECH, **keywords)
+
+
+def flow(**keywords: Any) -> Any:
+    return helicon.ConditionalFlowMatcherWrapper(voicebox(), **{"semantic_hz": 25.0, **keywords})
+
+
+def speech_trainer(**keywords: Any) -> Any:
+    settings: dict[str, Any] = {"num_train_steps": 1, "batch_size": 1, "valid_frac": 0.0, "tensorboard": False}
+    rows = {"audio": torch.randn(160), "semantic_token_ids": torch.arange(7)}
+    return helicon.VoiceBoxTrainer(flow(), dataset=[rows] * 4, **{**settings, **keywords})
+
+
+def mulan_trainer(**keywords: Any) -> Any:
+    settings: dict[str, Any] = {"num_train_steps": 1, "batch_size": 2, "valid_frac": 0.0, "tensorboard": False}
+    return helicon.MuLaNTrainer(tiny_mulan(), [(torch.randn(800), "a tone")] * 4, **settings, **keywords)
+
+
 # Objects of the classes whose members are there once they are built, or that refuse keywords.
 BUILDERS: dict[str, Callable[..., Any]] = {
     "VQGanVAE": lambda **keywords: helicon.VQGanVAE(
@@ -330,6 +459,19 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     ),
     "MeshAutoencoderTrainer": partial(mesh_trainer, "Autoencoder"),
     "MeshTransformerTrainer": partial(mesh_trainer, "Transformer"),
+    "VoiceBox": voicebox,
+    "ConditionalFlowMatcherWrapper": flow,
+    "DurationPredictor": lambda **keywords: helicon.DurationPredictor(num_phoneme_tokens=7, **SPEECH, **keywords),
+    "MelVoco": helicon.MelVoco,
+    "EncodecVoco": lambda **keywords: helicon.EncodecVoco(
+        model=saved(small_encodec()), sampling_rate=800, bandwidth_id=1, **keywords
+    ),
+    "VoiceBoxTrainer": speech_trainer,
+    "MuLaNTrainer": mulan_trainer,
+    "AudioSpectrogramTransformer": audio_tower,
+    "TextTransformer": text_tower,
+    "MuLaN": tiny_mulan,
+    "MuLaNEmbedQuantizer": lambda **keywords: helicon.MuLaNEmbedQuantizer(tiny_mulan(), 4, **keywords),
     "AudioLM": lambda: helicon.AudioLM(
         **{f"{name}_transformer": KINDS[name].build() for name in ("semantic", "coarse", "fine")},
         codec=tiny(codebook_size=7, rq_num_quantizers=5),
@@ -386,6 +528,38 @@ def test_meshes_are_asked_for_as_they_were() -> None:
     )
     parameters = inspect.signature(helicon.MeshTransformer.generate).parameters
     assert [*parameters][1:13] == asked.split()  # in this order, for some may be given by place
+
+
+def test_speech_is_asked_for_as_it_was() -> None:
+    """Every keyword of the reference's `sample`, alone and with values of its own, changes what the page says it changes."""
+    network = flow().eval()
+    network.fit_normalisation(torch.randn(3, 9, 5))
+    ids, prompt = torch.arange(6)[None], torch.randn(1, 5, 5)
+    plain = {"semantic_token_ids": ids, "steps": 2, "decode_to_audio": False, "seed": 0}
+    made = network.sample(**plain)
+    assert made.shape == (1, 12, 5)  # 25 tokens and 50 frames a second
+    for unheard in ({"spec_decode": True, "spec_decode_gamma": 3}, {"max_semantic_token_ids": 64}, {"cond_scale": 1.0}):
+        assert torch.equal(network.sample(**plain, **unheard), made)
+    hidden = torch.tensor([[False, True, True, False, False]])
+    for heard in ({"cond_scale": 2.0}, {"steps": 3}, {"cond": prompt}, {"cond": prompt, "cond_mask": hidden}):
+        found = network.sample(**{**plain, **heard})
+        assert found.shape != made.shape or not torch.equal(found, made), heard
+    for name in ("text_token_ids", "phoneme_ids"):
+        given = {**plain, name: ids, "lengths": 12}
+        del given["semantic_token_ids"]
+        assert torch.equal(network.sample(**given), made)
+    assert network.sample(**{**plain, "decode_to_audio": True}).shape == (1, 12 * 8)
+    assert network.draw(semantic_token_ids=ids).evaluations == 2 * 16  # steps by default, of the midpoint method
+    adaptive = flow(use_torchode=True).solving.method
+    assert adaptive == flow(torchdiffeq_ode_method="dopri5").solving.method == "adaptive"
+
+
+def test_how_long_speech_is_learned_is_told_in_steps_or_epochs() -> None:
+    assert speech_trainer().options.num_train_steps == 1
+    told = {"num_train_steps": None, "results_folder": "epochs", "num_warmup_steps": None, "split_batches": True}
+    assert speech_trainer(**told, num_epochs=3, grad_accum_every=2).options.num_train_steps == 6
+    with pytest.raises(ValueError, match="Give num_train_steps or num_epochs, one of them"):
+        speech_trainer(num_epochs=3)
 
 
 REFUSED = [

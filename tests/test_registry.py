@@ -60,6 +60,24 @@ def test_a_run_stopped_and_resumed_equals_the_unbroken_one(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*averages, strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", registry.entries)
+def test_recorded_steps_equal_plain_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, *_, **__: None
+    )  # the same kernels, one by one or at once
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    losses = []
+    for run, chosen in enumerate((False, False, "graphs")):
+        never = dict.fromkeys(("num_train_steps", "save_results_every", "save_model_every"), 1000)
+        trainer = build(name, f"run-{run}", compile=chosen, mixed_precision="no", **never)
+        losses.append(torch.tensor([float(trainer.train_step()["loss"]) for _ in range(12)]))
+        assert trainer.recorder is None or trainer.recorder._graphs, "nothing was recorded"
+    # Some kernels add in any order, so that plain steps do not quite equal themselves.
+    plain, again, recorded = losses
+    assert ((recorded - plain).abs() <= 5 * (plain - again).abs() + 1e-3 * plain.abs() + 1e-4).all(), losses
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", registry.entries)
 def test_what_is_loaded_is_what_was_saved(name: str) -> None:

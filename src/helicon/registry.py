@@ -152,6 +152,48 @@ entries: dict[str, Entry] = {
             "helicon.models.muse.maskgit:MaskGit": "helicon.models.muse.trainers:ImageTokenizer",
         },
     ),
+    "voicebox": Entry(
+        summary="speech from words, in the voice of a prompt; fills in what is missing of a recording",
+        model="helicon.models.voicebox.trainers:build_voicebox",
+        trainer="helicon.models.voicebox.trainers:VoiceBoxTrainer",
+        data="helicon.models.voicebox.data:training_speech",
+        debug_recipe="voicebox/voicebox-debug",
+        makers={
+            "helicon.models.voicebox.flow:ConditionalFlowMatcherWrapper": "helicon.models.voicebox.speech:SpeechMaker",
+        },
+        tokenizers=dict.fromkeys(
+            (
+                "helicon.models.voicebox.features:MelVoco",
+                "helicon.models.voicebox.features:CodecLatents",
+                "helicon.models.voicebox.features:EncodecVoco",
+                "helicon.models.voicebox.vocoder:Vocoder",
+                "helicon.models.voicebox.flow:ConditionalFlowMatcherWrapper",
+            ),
+            "helicon.models.voicebox.data:SpeechTokenizer",
+        ),
+    ),
+    "duration-predictor": Entry(
+        summary="how long each phoneme of a text lasts",
+        model="helicon.models.voicebox.trainers:build_durations",
+        trainer="helicon.models.voicebox.duration_task:DurationPredictorTrainer",
+        data="helicon.models.voicebox.data:training_speech",
+        debug_recipe="voicebox/durations-debug",
+    ),
+    "vocoder": Entry(
+        summary="vocoder: log-mel frames to sound",
+        model="helicon.models.voicebox.vocoder:Vocoder",
+        trainer="helicon.models.voicebox.vocoder_task:VocoderTrainer",
+        data="helicon.models.soundstream.trainers:training_sounds",
+        debug_recipe="voicebox/vocoder-debug",
+    ),
+    "mulan": Entry(
+        summary="sounds and texts in one space: which belong together",
+        model="helicon.models.musiclm.trainers:build_mulan",
+        trainer="helicon.models.musiclm.trainers:MuLaNTrainer",
+        data="helicon.models.musiclm.data:training_captioned",
+        debug_recipe="musiclm/mulan-debug",
+        makers={"helicon.models.musiclm.generate:MusicLM": "helicon.models.musiclm.music:MusicMaker"},
+    ),
     "mesh-autoencoder": Entry(
         summary="mesh tokenizer: a few codes for each vertex, and back",
         model="helicon.models.meshgpt.autoencoder:MeshAutoencoder",

@@ -16,28 +16,20 @@ from typer.testing import CliRunner, Result
 
 import helicon
 from helicon.cli import app
-from helicon.cli import demo as verb
-from helicon.cli.demo import (
-    DEMOS,
-    MASKGIT,
-    MESHES_OF_EACH,
-    SAMPLES,
-    SOUNDS_OF_EACH,
-    TOKENIZER,
-    Demo,
-    Kind,
-    captions_of,
-    captions_of_meshes,
-    captions_of_sounds,
-)
+from helicon.cli import page as pages
+from helicon.cli.demo import DEMOS, Kind
+from helicon.cli.demos.meshes import MESHES_OF_EACH, Modelled, captions_of_meshes
+from helicon.cli.demos.outline import Demo
+from helicon.cli.demos.pictures import MASKGIT, SAMPLES, TOKENIZER, Drawn, captions_of
+from helicon.cli.demos.sounds import SOUNDS_OF_EACH, Heard, captions_of_sounds
 from helicon.cli.steps import Stage, read_recipes
 from helicon.config import load_recipe
 from helicon.data.mesh import Mesh
+from helicon.data.sound import Sound
 from helicon.data.synthetic import SyntheticShapes
 from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.trainer import Trainer
-from helicon.models.audiolm.sounds import Sound
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
 from helicon.models.meshgpt.meshes import MadeMesh
 from helicon.models.muse.pictures import Picture
@@ -72,7 +64,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, name: str, step: int) -> None:
 
 
 def losses(stage: str) -> list[float]:
-    return [value for _, value in verb.page.metrics(Path("runs/demo-image") / stage)["loss"]]
+    return [value for _, value in pages.metrics(Path("runs/demo-image") / stage)["loss"]]
 
 
 @pytest.mark.slow
@@ -95,7 +87,7 @@ def test_interrupted_continued_shown_and_shown_again(monkeypatch: pytest.MonkeyP
     assert "[1/2]" not in done.stdout and "[2/2] maskgit: muse/maskgit-demo" in done.stdout
     assert "maskgit: resuming from step 3" in done.stdout and done.stdout.endswith(LINE)
     for name in ("tokenizer", "maskgit"):
-        assert losses(name) == [value for _, value in verb.page.metrics(Path("whole") / name)["loss"]]
+        assert losses(name) == [value for _, value in pages.metrics(Path("whole") / name)["loss"]]
     assert _pictures("runs/demo-image") == _pictures("whole") and len(_pictures("whole")) > 2 * SAMPLES
 
     page = Path("runs/demo-image/index.html")
@@ -223,7 +215,7 @@ def test_pictures_are_counted_that_show_what_they_should() -> None:
         Picture(sample["images"]).write(Path(f"made/{number}.png"))
         lines.append({"path": f"{number}.png", "text": texts[number] if number < 4 else texts[0], "seed": 0})
     Path("made/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    drawn = verb.Drawn.read(Path("made"))
+    drawn = Drawn.read(Path("made"))
     assert [len(drawn.files[text]) for text in texts[:4]] == [3, 1, 1, 1]
     assert drawn.verdict(texts[1:4]).startswith("3 of 3 show the shape and the colour")
     assert drawn.verdict(texts[:1]).startswith("1 of 3 ")
@@ -312,7 +304,7 @@ def test_sounds_are_counted_that_are_what_they_should_be() -> None:
         Sound(sample["audio"][None], 16000).write(Path(f"made/{number}.wav"))
         lines.append({"path": f"{number}.wav", "text": texts[number] if number < 4 else texts[0], "seed": 0})
     Path("made/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    heard = verb.Heard.read(Path("made"))
+    heard = Heard.read(Path("made"))
     assert heard.verdict(texts[1:4]).startswith("3 of 3 have the pitch and the direction")
     assert heard.verdict(texts[:1]).startswith("1 of 2 ")
     assert heard.gallery(texts[:4]).count("<audio ") == 5 == heard.gallery(texts[:4]).count("<img ")
@@ -405,7 +397,7 @@ def test_meshes_are_counted_that_are_what_they_should_be() -> None:
         MadeMesh.of(Mesh(sample["vertices"], sample["faces"])).write(Path(f"made/{number}.glb"))
         lines.append({"path": f"{number}.glb", "text": texts[number] if number < 4 else texts[0], "seed": 0})
     Path("made/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    modelled = verb.Modelled.read(Path("made"))
+    modelled = Modelled.read(Path("made"))
     assert modelled.verdict(texts[1:4]).startswith(f"3 of {3 * MESHES_OF_EACH} are of the kind")
     assert modelled.verdict(texts[:1]).startswith("1 of 2 ")
     assert modelled.shown(texts, Path("index.html")).count("<img ") == 5, "the caption without a mesh has none"

@@ -10,8 +10,18 @@ from typer.testing import CliRunner, Result
 
 import helicon
 from helicon.cli import app
+from helicon.cli.fit_kmeans import clips_to_read, clusters_for
+from helicon.data.tokens import TokenCache
+from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
 from helicon.models.semantic.tokenizer import HubertWithKmeans, MelKmeans
+from helicon.nn.network import same_network
+from models.musiclm.tiny import mulan
 from models.semantic.builders import noise, write
+
+TOO_FEW = (
+    "4 sounds are too few for 8 quantizers of 50 codes (each code needs one or more): give more of them, or fewer codes "
+    "(clusters) or quantizers"
+)
 
 
 def call(*arguments: str) -> Result:
@@ -83,3 +93,70 @@ def test_mistakes_are_told_in_one_sentence(sounds: Path, tmp_path: Path, argumen
 def test_data_that_is_not_there() -> None:
     result = call("--data", "absent", "-o", "new")
     assert result.exit_code == 1 and "the data folder absent does not exist" in result.stderr
+
+
+# ---------------------------------------------------------------------- what a MuLaN hears
+
+
+def test_the_codes_of_a_mulan_go_into_a_cache(sounds: Path) -> None:
+    mulan().save_pretrained("mulan")
+    arguments = ["--data", str(sounds), "--model", "mulan", "--clusters", "4", "--quantizers", "2", "--seconds", "0.5"]
+    result = call(*arguments, "-o", "codes")
+    assert result.exit_code == 0, result.output
+    assert "codes: 2 codes of 4 for what mulan hears, fitted to 27 sounds; they leave" in result.stdout
+    assert "--conditioner codes, and model.audio_conditioner=codes." in result.stdout
+    quantizer = helicon.load("codes")
+    assert isinstance(quantizer, MuLaNEmbedQuantizer) and quantizer.is_fitted
+    assert (quantizer.num_quantizers, quantizer.codebook_size, quantizer.sample_hz) == (2, 4, 8000)
+    assert call(*arguments, "-o", "again").exit_code == 0
+    assert same_network(helicon.load("again"), quantizer)
+    assert call("--data", "synthetic", "--clusters", "3", "--hours", "0.002", "-o", "kmeans").exit_code == 0
+    words = ["tokenize", "kmeans", "--conditioner", "codes", "--data", str(sounds), "-o", "cache"]
+    result = CliRunner().invoke(app, [*words, "data_max_length_seconds=0.5", "--workers", "0"])
+    assert result.exit_code == 0, result.output
+    cache = TokenCache("cache")
+    assert cache[0]["condition_ids"].shape == (2,) and len(cache) == 27
+    assert "--conditioner" in cache.index.command(Path("cache"))
+
+
+def test_clips_are_counted_for_a_mulan_and_there_are_no_more_clusters_than_they_are_enough_for(sounds: Path) -> None:
+    """A clip is one latent: hours of them are few, and codes that are fitted to few sounds tell each apart, and then nothing."""
+    mulan().save_pretrained("mulan")
+    arguments = ["--data", str(sounds), "--model", "mulan", "--seconds", "0.2"]
+    result = call(*arguments, "-o", "codes")
+    assert result.exit_code == 0, result.output
+    assert "66 sounds are few: 7 clusters in the place of 500 (--clusters)" in result.stderr
+    assert "codes: 8 codes of 7 for what mulan hears, fitted to 60 sounds; they leave" in result.stdout
+    assert "of the variance of 6 others. Of the first, 7 are used" in result.stdout
+    assert helicon.load("codes").codebooks.square().sum(dim=(1, 2)).min() > 1e-6, "every codebook has something to tell"
+    result = call(*arguments, "--clusters", "30", "-o", "more")
+    sentence = "66 sounds are too few for 8 quantizers of 30 codes (after 4 nothing is left to tell): give more of them"
+    assert result.exit_code == 1 and sentence in result.stderr and not Path("more").exists()
+    result = call(*arguments, "--hours", "0.002", "-o", "less")
+    assert "36 sounds are few: 4 clusters in the place of 500" in result.stderr, (
+        "hours are a limit where they are given"
+    )
+
+
+def test_of_many_sounds_as_many_are_read_as_codes_need() -> None:
+    assert clips_to_read(None, 10.0, 500) == 25_000 and clips_to_read(None, 10.0, None) == 1080
+    assert clips_to_read(1.0, 10.0, 500) == 360
+    assert clusters_for(25_000) == 500 and clusters_for(1080) == 121
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "mulan", "--clusters", "50"], TOO_FEW),
+        (["--model", "mulan", "--layer", "3"], "--layer 3 is nothing for mulan: leave it out"),
+        (["--quantizers", "3"], "--quantizers 3 is nothing for mel: leave it out"),
+        (["--model", "mel-kmeans"], "--model mel-kmeans holds a MelKmeans: give the run of a MuLaN, mel or a HuBERT"),
+        (["--seconds", "0"], "--seconds 0: it must be more than 0"),
+    ],
+)  # fmt: skip
+def test_mistakes_with_a_mulan(sounds: Path, arguments: list[str], sentence: str) -> None:
+    mulan().save_pretrained("mulan")
+    MelKmeans(3).save_pretrained("mel-kmeans")
+    result = call("--data", "sounds", "-o", "new", *arguments)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, f"error: {sentence}")
+    assert not Path("new").exists()

@@ -260,7 +260,7 @@ def test_it_says_which_weights_are_used(made: Path) -> None:
 
 
 A = ["--text", "a"]
-MAKERS = "AudioLM, MaskGit, MeshTransformer, Muse, SemanticTransformerWrapper"
+MAKERS = "AudioLM, ConditionalFlowMatcherWrapper, MaskGit, MeshTransformer, Muse, MusicLM, SemanticTransformerWrapper"
 OTHERS = " or .jpg or .jpeg or .webp; a name without an ending is a folder"
 TOGETHER = "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
 FROM_WORDS = (
@@ -376,6 +376,9 @@ def test_another_family_refuses_what_it_does_not_take(toy: str) -> None:
         == f"error: --image is nothing for the network in {toy}: leave it out\n"
     )
     assert call(toy, *A, "--fine", toy).stderr == f"error: --fine is nothing for the network in {toy}: leave it out\n"
+    for option in (["--prompt-text", "b"], ["--span", "0:1"]):
+        refused = f"error: {option[0]} is nothing for the network in {toy}: leave it out\n"
+        assert call(toy, *A, *option).stderr == refused
     assert call(toy, *A, "loud=true").stderr == "error: generate has no argument 'loud': did you mean louder?\n"
     several = call(toy, *A, "--samples", "2", "-o", "out.txt")
     assert several.stderr == "error: 2 things do not fit into out.txt: give a folder, out\n"

@@ -51,11 +51,11 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)\n",
+                "            norm, bad_here = self.optimizers[update.network].apply(bad, self.scale.value if self.scale else None)\n",
                 "            largest = self.options.discr_max_grad_norm\n"
                 "            if update.network != first and largest is not None:\n"
                 "                nn.utils.clip_grad_norm_(self.wrapped[update.network].members.parameters(), largest)\n"
-                "            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)\n",
+                "            norm, bad_here = self.optimizers[update.network].apply(bad, self.scale.value if self.scale else None)\n",
             ),
         ),
         (f"{TESTS}/test_trainers.py::test_both_processes_have_one_codec_and_the_same_discriminators",),
@@ -249,7 +249,7 @@ DEFECTS = [
         "A-12",
         "a trainer is a module whose train() trains: eval() runs the whole training",
         (
-            Edit(TRAINER, "class Trainer:\n", "class Trainer(nn.Module):\n"),
+            Edit(TRAINER, "class Trainer(Surface):\n", "class Trainer(Surface, nn.Module):\n"),
             Edit(
                 TRAINER,
                 "        self.task = task\n        self.options = ",
@@ -284,7 +284,7 @@ DEFECTS = [
             ),
         ),
         (
-            "engine/test_optim.py::test_without_a_warm_up_the_rate_is_there_from_the_first_step",
+            "engine/test_schedules.py::test_without_a_warm_up_the_rate_is_there_from_the_first_step",
             f"{TESTS}/test_trainers.py::test_each_network_has_its_own_clipping_and_rate",
         ),
     ),
@@ -358,7 +358,7 @@ DEFECTS = [
         "trackers are not ended when training raises",
         (
             Edit(
-                TRAINER,
+                "engine/surface.py",
                 "        try:\n            yield\n        finally:\n            self.trackers.end()\n",
                 "        yield\n        self.trackers.end()\n",
             ),

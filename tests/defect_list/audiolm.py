@@ -313,8 +313,8 @@ DEFECTS = [
         (
             Edit(
                 CONDITIONING,
-                "        self.text_encoder, self.text_proj = None, None\n",
-                "        self.text_encoder, self.text_proj = None, None\n        build_text_encoder(t5_name)\n",
+                "        self.text_encoder, self.text_proj, self.code_table = None, None, None\n",
+                "        self.text_encoder, self.text_proj, self.code_table = None, None, None\n        build_text_encoder(t5_name)\n",
             ),
         ),
         (f"{NETWORKS}::test_nothing_is_read_from_elsewhere_where_no_text_is_read",),

@@ -119,8 +119,8 @@ DEFECTS = [
             ),
         ),
         (
-            "engine/test_checkpoint.py::test_a_pickle_offered_as_a_file_of_a_network_is_refused_and_not_executed",
-            "engine/test_checkpoint.py::test_a_pickle_inside_a_resealed_checkpoint_is_refused_and_not_executed",
+            "engine/test_pickles.py::test_a_pickle_offered_as_a_file_of_a_network_is_refused_and_not_executed",
+            "engine/test_pickles.py::test_a_pickle_inside_a_resealed_checkpoint_is_refused_and_not_executed",
         ),
     ),
     Defect(

@@ -18,8 +18,8 @@ DEFECTS = [
             ),
         ),
         (
-            "engine/test_optim.py::test_a_warm_up_ends_at_the_full_rate_and_stays_there",
-            "engine/test_optim.py::test_a_warm_up_multiplies_the_schedule_below_it",
+            "engine/test_schedules.py::test_a_warm_up_ends_at_the_full_rate_and_stays_there",
+            "engine/test_schedules.py::test_a_warm_up_multiplies_the_schedule_below_it",
         ),
     ),
     Defect(
@@ -355,10 +355,10 @@ DEFECTS = [
             ),
             Edit(
                 TRAINER,
-                "            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)\n",
-                "            if optimizer.waits:\n"
+                "            norm, bad_here = self.optimizers[update.network].apply(bad, self.scale.value if self.scale else None)\n",
+                "            if self.optimizers[update.network].waits:\n"
                 "                continue\n"
-                "            norm, bad_here = optimizer.step(bad, self.scale.value if self.scale else None)\n",
+                "            norm, bad_here = self.optimizers[update.network].apply(bad, self.scale.value if self.scale else None)\n",
             ),
         ),
         ("engine/test_loop.py::test_two_networks_equal_the_plain_loop",),
@@ -383,11 +383,9 @@ DEFECTS = [
         "a prepared scheduler advances once for each process",
         (
             Edit(
-                OPTIM,
-                "        self.schedule.advance()\n",
-                "        self.schedule.advance(\n"
-                "            torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1\n"
-                "        )\n",
+                TRAINER,
+                "            optimizer.schedule.advance()\n",
+                "            optimizer.schedule.advance(self.runtime.world_size)\n",
             ),
         ),
         ("engine/test_distributed.py::test_a_schedule_advances_once_a_step_on_any_number_of_processes",),

@@ -119,11 +119,11 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "        for update in updates:\n            optimizer, prefix",
+                '        for update in updates:\n            prefix = ""',
                 "        if self.options.max_grad_norm is not None:\n"
                 "            nn.utils.clip_grad_norm_(self.task.model.parameters(), self.options.max_grad_norm)\n"
                 "        for update in updates:\n"
-                "            optimizer, prefix",
+                '            prefix = ""',
             ),
         ),
         (

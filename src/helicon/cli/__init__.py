@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from helicon.cli import demo, fit_kmeans, generate, pipeline, recipes, resume, tokenize, train
+from helicon.cli import demo, fit_kmeans, generate, pipeline, recipes, resume, search, tokenize, train
 
 
 class Commands(TyperGroup):
@@ -45,6 +45,7 @@ for verb in (
     tokenize.tokenize,
     fit_kmeans.fit_kmeans,
     pipeline.pipeline,
+    search.search,
     recipes.recipes,
     demo.demo,
 ):

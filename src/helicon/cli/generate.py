@@ -59,11 +59,32 @@ def generate(
     superres: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")
     ] = None,
-    prompt: Annotated[Path | None, typer.Option(help="A sound or a mesh to go on from.")] = None,
+    prompt: Annotated[
+        Path | None,
+        typer.Option(
+            help="A sound or a mesh to go on from; a recording whose voice to speak in, or to change (with --span)."
+        ),
+    ] = None,
+    prompt_text: Annotated[
+        str | None, typer.Option(help="What is said in the recording whose voice to speak in.")
+    ] = None,
+    span: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECONDS:SECONDS",
+            help="What of the recording is to be made anew, as in 0.8:1.4; give it once for each span.",
+        ),
+    ] = None,
     coarse: Annotated[
         Path | None, typer.Option(metavar="RUN", help="The coarse (or delayed) stage that goes with a semantic one.")
     ] = None,
     fine: Annotated[Path | None, typer.Option(metavar="RUN", help="The fine stage that goes with --coarse.")] = None,
+    durations: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A duration predictor, which says how long speech lasts.")
+    ] = None,
+    vocoder: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A vocoder, which makes the frames of speech audible.")
+    ] = None,
     online: Annotated[
         bool, typer.Option("--online", help="Use the weights of the last step, not their average.")
     ] = False,
@@ -75,21 +96,27 @@ def generate(
 
     folder = resolve(run)
     build = registry.maker_of(folder)
-    # Options of the command that are keywords of some makers: files to read, and further networks.
-    all_files = {"image": image, "repaint": repaint, "prompt": prompt}
-    all_runs = {"superres": superres, "coarse": coarse, "fine": fine}
-    files, runs = given(all_files), given(all_runs)
-    own = signature_without(build, "network", "texts", *all_files, *all_runs)
+    # Options of the command that are keywords of some makers: files to read and what to know of them, and further networks.
+    all_inputs = {
+        "image": image,
+        "repaint": repaint,
+        "prompt": prompt,
+        "prompt_text": prompt_text,
+        "span": span or None,
+    }
+    all_runs = {"superres": superres, "coarse": coarse, "fine": fine, "durations": durations, "vocoder": vocoder}
+    inputs, runs = given(all_inputs), given(all_runs)
+    own = signature_without(build, "network", "texts", *all_inputs, *all_runs)
     if options:
         typer.echo("\n".join(str(parameter) for parameter in own.parameters.values()))
         return
     chosen = check(own, parsed(settings or ()), "generate")
-    for name in {**files, **runs}.keys() - inspect.signature(build).parameters.keys():
-        raise ConfigError(f"--{name} is nothing for the network in {folder}: leave it out")
+    for name in {**inputs, **runs}.keys() - inspect.signature(build).parameters.keys():
+        raise ConfigError(f"--{name.replace('_', '-')} is nothing for the network in {folder}: leave it out")
     texts = [*(text or ()), *(lines_of(texts_file) if texts_file else ())]
     folders = {"network": folder, **{name: resolve(path) for name, path in runs.items()}}
     networks = {name: loaded(path, not online) for name, path in folders.items()}
-    maker = build(texts=texts, **networks, **files, **chosen)
+    maker = build(texts=texts, **networks, **inputs, **chosen)
     count = samples * len(maker.prompts)
     target = Target.of(out, maker, count)
     for name, network in networks.items():
@@ -100,7 +127,7 @@ def generate(
     typer.echo(f"wrote {target.write(things, maker, seed, typer.echo)}")
 
 
-def given(options: Mapping[str, Path | None]) -> dict[str, Path]:
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -53,7 +53,7 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); line-h
 img { display: block; width: 100%; height: auto; image-rendering: pixelated; border-radius: 3px; } audio { width: 100%; }
 .gallery.broad { grid-template-columns: 1fr; } .broad .row { gap: 1rem; flex-wrap: wrap; } .broad .row > * { flex: 1 1 18rem; }
 .sound img, .mesh img { image-rendering: auto; }
-.mesh span { display: block; font: .75rem/1.35 ui-sans-serif, system-ui, sans-serif; color: var(--soft); }
+.mesh span, .sound span { display: block; font: .75rem/1.35 ui-sans-serif, system-ui, sans-serif; color: var(--soft); }
 figure.wide { margin: 1rem 0 1.6rem; } figure.wide figcaption { margin-top: .5rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.6rem; margin: 1rem 0; }
 .chart { max-width: 38rem; } .chart figcaption { color: var(--ink); font-weight: 600; font-size: .95rem; }
@@ -149,10 +149,11 @@ def media(path: Path, description: str) -> str:
     raise ValueError(f"{path} is neither a picture nor a sound: a page cannot show it")
 
 
-def sound(path: Path, picture: Path, description: str) -> str:
-    """A sound to play, under a picture of it where there is one."""
+def sound(path: Path, picture: Path, description: str, remark: str = "") -> str:
+    """A sound to play, under a picture of it where there is one, and what there is to say of it."""
     shown = media(picture, description) if picture.exists() else ""
-    return f'<div class="sound">{shown}{media(path, description)}</div>'
+    said = f"<span>{escape(remark)}</span>" if remark else ""
+    return f'<div class="sound">{shown}{media(path, description)}{said}</div>'
 
 
 def mesh(path: Path, picture: Path, page: Path, description: str) -> str:

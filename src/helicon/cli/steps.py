@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 
 import typer
 
-from helicon.cli.fit_kmeans import fit_kmeans
+from helicon.cli.fit_kmeans import CLUSTERS, MEL, fit_kmeans
 from helicon.cli.generate import produce, progress, write_folder
 from helicon.cli.tokenize import tokenize
 from helicon.cli.train import RECIPE_FILE, run, sections
@@ -186,20 +186,30 @@ def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) 
 
 
 def check_order(work: Work) -> None:
-    """What was begun goes on as it was, and what others were trained on stays as it is. (A token cache is brought up to date.)"""
+    """What was begun goes on as it was, and what others were trained on stays as it is, also where it is read through what was made of it.
+    (A token cache is brought up to date.)"""
     begun = [step for step in work.steps if isinstance(step, Stage) and step.is_begun(work)]
     remedy = "or a new folder with --out"
     for step in (step for step in work.steps if not step.is_done(work)):
-        on_it = [later for later in begun if step.name in later.stands_on.values()]
+        on_it = [later for later in begun if step.name in bases(later, work)]
         if on_it and not isinstance(step, Tokens):
+            what = step.changed(work) if isinstance(step, Clusters) else "other settings"
             raise ConfigError(
-                f"the {on_it[0].name} in {work.folder} was trained on a {step.name} with other settings: give those again, "
-                + remedy
+                f"the {on_it[0].name} in {work.folder} was trained on a {step.name} with {what}: give those again, {remedy}"
             )
         if isinstance(step, Stage) and step in begun and (others := step.differs(work)):
             raise ConfigError(
                 f"the {step.name} in {work.folder} was begun with another {others[0]}: give that again, {remedy}"
             )
+
+
+def bases(step: Step, work: Work) -> set[str]:
+    """The names of the steps that it stands on, itself or through what was made of them; less what only its token cache was made of."""
+    found = {*step.stands_on.values()}
+    for below in work.steps:
+        if below.name in found and isinstance(below, Clusters):
+            found |= bases(below, work)
+    return found
 
 
 # ---------------------------------------------------------------------- what is made between them
@@ -218,8 +228,9 @@ class Clusters:
     stands_on: Mapping[str, str] = field(default_factory=dict)
 
     def title(self, work: Work) -> str:
-        defaults = {name: entry.default for name, entry in _fitting().parameters.items()}
-        return "{clusters} clusters of {model} features".format(**{**defaults, **self._options(work)})
+        return "{clusters} clusters of {model} features".format(
+            **{"clusters": CLUSTERS, "model": MEL, **self._options(work)}
+        )
 
     def check(self, work: Work) -> None:
         self._options(work)
@@ -235,14 +246,29 @@ class Clusters:
         fit_kmeans(data=self.data, out=home, **self._options(work))
         work.record(self.name, self._settings(work))
 
-    def _options(self, work: Work) -> dict[str, Any]:
+    def usual(self, work: Work) -> dict[str, Any]:
+        """The options that follow from the other steps."""
         tokenizers = [load_recipe(stage.recipe).model.get("wav2vec") for stage in work.standing_on(self.name)]
         known = [tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Mapping)]
-        clusters = {"clusters": known[0]["codebook_size"]} if known and "codebook_size" in known[0] else {}
-        return work.options(self.name, _fitting(), **{**clusters, **self.defaults})
+        return {"clusters": known[0]["codebook_size"]} if known and "codebook_size" in known[0] else {}
+
+    def changed(self, work: Work) -> str:
+        """What it was made with, and would not be now."""
+        before, now = work.recorded.get(self.name, {}), self._settings(work)
+        names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+        first = "".join(f" ({name} was {before.get(name)}, and is {now.get(name)})" for name in names[:1])
+        return f"other settings{first}"
+
+    def _options(self, work: Work) -> dict[str, Any]:
+        return work.options(self.name, _fitting(), **{**self.usual(work), **self.defaults})
 
     def _settings(self, work: Work) -> dict[str, Any]:
-        return {"data": self.data, **self._options(work)}
+        """All that decides what it is: as recorded, so that it can be compared."""
+        from helicon.engine.checkpoint import checkpoints
+
+        found = {name: checkpoints(work.home(name)) for name in self.stands_on.values()}
+        read = {f"checkpoint of {name}": folders[-1].name for name, folders in found.items() if folders}
+        return {"data": self.data, **self._options(work), **read}
 
 
 def _fitting() -> inspect.Signature:
@@ -255,12 +281,7 @@ class Tokens:
 
     name: str
     data: str
-    codec: str
-    semantic: str
-
-    @property
-    def stands_on(self) -> Mapping[str, str]:
-        return {"codec": self.codec, "semantic": self.semantic}
+    stands_on: Mapping[str, str]  # the codec, and the other networks by their options of the command
 
     def title(self, work: Work) -> str:
         return ", ".join([f"of {self.data}", *self._arguments(work)])
@@ -274,9 +295,10 @@ class Tokens:
         return all(stage.is_done(work) for stage in work.standing_on(self.name))
 
     def run(self, work: Work) -> None:
+        others: dict[str, Any] = {name: work.home(step) for name, step in self._others.items()}
         tokenize(
-            run=work.home(self.codec),
-            semantic=work.home(self.semantic),
+            run=work.home(self.stands_on["codec"]),
+            **others,
             data=self.data,
             out=work.home(self.name),
             overrides=self._arguments(work),
@@ -284,7 +306,14 @@ class Tokens:
         )
 
     def _options(self, work: Work) -> dict[str, Any]:
-        return work.options(self.name, options_of(tokenize, "run", "semantic", "data", "out", "overrides"))
+        return work.options(
+            self.name, options_of(tokenize, "run", "semantic", "conditioner", "data", "out", "overrides")
+        )
+
+    @property
+    def _others(self) -> dict[str, str]:
+        """The steps of further networks."""
+        return {name: step for name, step in self.stands_on.items() if name != "codec"}
 
     def _arguments(self, work: Work) -> list[str]:
         """Of the data section, in which the stages must agree."""

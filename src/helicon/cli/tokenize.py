@@ -1,4 +1,4 @@
-"""`helicon tokenize RUN [--semantic RUN] --data FOLDER -o CACHE [key=value ...]`
+"""`helicon tokenize RUN [--semantic RUN] [--conditioner RUN] --data FOLDER -o CACHE [key=value ...]`
 
 The tokenizer is the family's own (it stands in the registry), the cache `helicon.data.tokens`. Here are the arguments and the progress.
 """
@@ -39,6 +39,12 @@ def tokenize(
         Path | None,
         typer.Option(metavar="RUN", help="A second tokenizer: of the semantic tokens that go with a codec's codes."),
     ] = None,
+    conditioner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="What makes the codes that stages are conditioned on: `helicon fit-kmeans` of a MuLaN."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many items are encoded at once.")] = 32,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read; by default up to 8.")] = None,
 ) -> None:
@@ -53,7 +59,8 @@ def tokenize(
     folder = resolve(run)
     build, factory = registry.tokenizer_of(folder)
     given = parsed(overrides or (), factory)
-    tokenizer = built(build, folder, semantic, "cuda" if torch.cuda.is_available() else "cpu")
+    further = {"semantic": semantic, "conditioner": conditioner}
+    tokenizer = built(build, folder, further, "cuda" if torch.cuda.is_available() else "cpu")
     keywords = check(factory, {**tokenizer.arguments, **given, "source": data}, "data")
     found = factory(**keywords)
     if isinstance(found, TokenCache):
@@ -80,14 +87,18 @@ def tokenize(
     )
 
 
-def built(build: Callable[..., "Tokenizer"], folder: Path, semantic: Path | None, device: str) -> "Tokenizer":
-    """The tokenizer of the network in a folder, and of a second one where that is given."""
+def built(
+    build: Callable[..., "Tokenizer"], folder: Path, further: Mapping[str, Path | None], device: str
+) -> "Tokenizer":
+    """The tokenizer of the network in a folder, and of further ones where they are given, by their options."""
     from helicon import registry
 
-    if semantic is not None and "semantic" not in signature_without(build).parameters:
-        raise ConfigError(f"the network in {folder} goes with no second one: leave --semantic out")
-    further = {} if semantic is None else {"semantic": registry.load(semantic).to(device)}
-    tokenizer = build(registry.load(folder).to(device), **further)
+    runs = {name: path for name, path in further.items() if path is not None}
+    for name in runs:
+        if name not in signature_without(build).parameters:
+            raise ConfigError(f"the network in {folder} goes with no second one: leave --{name} out")
+    others = {name: registry.load(path).to(device) for name, path in runs.items()}
+    tokenizer = build(registry.load(folder).to(device), **others)
     if not tokenizer.networks:
         raise ValueError(f"the network in {folder} stands on no tokenizer: give the run of one")
     return tokenizer

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from helicon.data.mesh import derive_face_edges_from_faces, quantize_coordinates
 from helicon.data.mesh_data import collate_meshes
 from helicon.data.synthetic_meshes import SyntheticMeshes
-from helicon.metrics.mesh import coordinate_accuracy, triangle_accuracy
 from helicon.models.meshgpt.autoencoder import LossBreakdown, MeshAutoencoder, Reconstruction, blurred_cross_entropy
 from helicon.models.meshgpt.graph import neighbour_table
 from helicon.nn.network import load_network
@@ -467,37 +466,3 @@ def test_training_compiles_as_one_graph():
     """No shape depends on data and the host waits for nothing: either would break the graph."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
     assert done.stdout == "same", done.stderr
-
-
-# ---------------------------------------------------------------------------------------------- learning
-
-
-@pytest.mark.slow
-def test_it_learns_to_reconstruct_meshes_it_has_not_seen():
-    torch.manual_seed(0)
-    autoencoder = MeshAutoencoder(
-        dim_coor_embed=48,
-        encoder_dims_through_depth=(32, 64),
-        decoder_dims_through_depth=(96, 96, 96),
-        dim_codebook=64,
-    )
-    train, unseen = (SyntheticMeshes(800, seed=seed, edges=False) for seed in (0, 1))
-    batches = [
-        collate_meshes([{name: value for name, value in train[i].items() if name != "texts"} for i in range(j, j + 8)])
-        for j in range(0, 800, 8)
-    ]
-    steps = 600
-    optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=5e-3, weight_decay=0.0, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20) * (1 - step / steps))
-    for step in range(steps):
-        loss = autoencoder(**batches[step % len(batches)])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(autoencoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    samples = [{name: value for name, value in unseen[i].items() if name != "texts"} for i in range(24)]
-    with torch.no_grad():
-        found = autoencoder.eval()(**collate_meshes(samples), return_reconstruction=True)
-    outcome = (found.logits.argmax(dim=-1), found.targets, found.is_face)
-    assert coordinate_accuracy(*outcome) > 0.98 and triangle_accuracy(*outcome) > 0.9

@@ -140,7 +140,7 @@ SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_gives_its_pictures_each_once_an_epoch(source: str):
     """D-T12: the reference's trainer knows no batches but tuples and dicts."""
-    run = trainer(**SOURCES[source](), num_train_steps=100)
+    run = trainer(**SOURCES[source](), num_train_steps=100, discr_start_step=100)
     seen = numbers_seen(run, 6)
     assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(6))
     assert seen[:6] != seen[6:], "in an order of their own each time"

@@ -278,7 +278,8 @@ for step in range(2):
     model.discriminators.requires_grad_(True)
     if step == 0:
         place = model.loss.balancer.names.index("wave")
-        torch.testing.assert_close(model.loss.balancer.sums[place], (sizes[0]["wave"] + sizes[1]["wave"]) / 2)
+        mean = model.loss.weights["wave"] * (sizes[0]["wave"] + sizes[1]["wave"]) / 2
+        torch.testing.assert_close(model.loss.balancer.sums[place], mean)
     with torch.no_grad():
         for p in model.parameters():
             p.sub_(0.01 * p.grad)
@@ -323,7 +324,7 @@ for compiled in (False, True):
     task = SoundStreamTask(tiny(), apply_grad_penalty_every=2)
     if compiled:
         for network in task.networks.values():
-            network.compile()
+            network.compile(backend="aot_eager")
     for step in range(2):
         torch.manual_seed(step)
         outputs = task.forward({"audio": sound()})
@@ -332,7 +333,7 @@ for compiled in (False, True):
             loss.total.backward()
     gradients = torch.stack([p.grad.norm() for p in task.model.parameters()])
     values.append((torch.stack([loss.total.detach() for loss in losses]), gradients))
-torch.testing.assert_close(values[0], values[1], rtol=1e-2, atol=1e-3)
+torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-5)
 """
 
 
@@ -341,3 +342,10 @@ def test_compiled_networks_give_the_same_losses(tmp_path: Path):
     script = tmp_path / "compiled.py"
     script.write_text(COMPILED)
     subprocess.run([sys.executable, str(script), str(Path(__file__).parents[2])], check=True, timeout=800)
+
+
+def test_a_step_reads_all_of_a_batch_but_its_texts():
+    task = SoundStreamTask(tiny())
+    audio = sound()
+    given = {"audio": audio, "audio_lengths": [audio.shape[-1] - 8] * len(audio), "texts": ["a"] * len(audio)}
+    assert task.read(given).keys() == {"audio", "audio_lengths"}

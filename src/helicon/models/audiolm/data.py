@@ -7,6 +7,8 @@ A sample has, of these, what its stage reads:
     semantic_token_ids    [t]        in place of the first
     token_ids             [t, q]     in place of the second, the coarsest quantizer first
     texts, is_end                    the caption; whether the sound ends where its recording does
+    raw_wave_for_conditioner [n]     the same moment at the rate of the audio_conditioner, with its lengths
+    condition_ids         [q]        in place of that: its codes, which may stand for a caption
 
 Which rates there are depends on the networks of the model, and a recipe's `data` section is read without it. So that section
 gives an `AudioSource`, which a trainer asks for the rates it needs.
@@ -41,6 +43,7 @@ from helicon.data.fields import LABEL, TEXT, Field, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
+from helicon.models.audiolm.stage import FOR_CONDITIONER, CodeConditioner
 from helicon.models.semantic.tokenizer import SemanticTokenizer
 from helicon.models.soundstream.codecs import Codec
 from helicon.models.soundstream.model import SoundStream
@@ -58,6 +61,7 @@ TOKENS = {
     "semantic_token_ids": Field(_whole(1), "an integer tensor [t]", is_required=False),
     "token_ids": Field(_whole(2), "an integer tensor [t, q]", is_required=False),
 }
+NAMED = {"condition_ids": Field(_whole(1), "an integer tensor [q]", is_required=False)}  # which looks like the first
 BESIDE = {
     "sample_hz": replace(LABEL, is_required=False),
     "texts": replace(TEXT, is_required=False),
@@ -131,7 +135,7 @@ class AudioSource:
         """The samples, at the rate of each entry; all of a sample come from one read.
 
         Args:
-            channels: of "raw_wave_for_codec"; "raw_wave" has one.
+            channels: of "raw_wave_for_codec"; the others have one.
             least: samples of "raw_wave" that give a token. A shorter sound is followed by silence.
             segments: recordings are cut end to end, in place of one crop of each.
         """
@@ -284,7 +288,7 @@ class _OwnSamples(View):
     def _fields(self, sample: Any) -> Mapping[str, Field]:
         """Entries that have a name may be any; of those that have none, the types tell sounds from tokens."""
         if isinstance(sample, Mapping) or self.ds_fields is not None:
-            every = {**self.sounds, **TOKENS, **BESIDE}
+            every = {**self.sounds, **TOKENS, **NAMED, **BESIDE}
             return {name: replace(field, is_required=False) for name, field in every.items()}
         values = sample if isinstance(sample, (tuple, list)) else [sample]
         is_tokens = lambda value: not AUDIO.fits(value) and any(field.fits(value) for field in TOKENS.values())
@@ -323,23 +327,25 @@ def _check_whole(sounds: Recordings | TensorAudio) -> None:
 
 
 class _Fitted(View):
-    """Samples whose "raw_wave" has one channel, and is long enough for a token."""
+    """Samples whose waves have one channel, but for the codec's, and whose "raw_wave" is long enough for a token."""
 
     def __init__(self, dataset: Any, least: int):
         super().__init__(dataset)
         self.least = least
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
+        mono = {name: sample[name] for name in ("raw_wave", FOR_CONDITIONER) if name in sample}
+        sample = {**sample, **{name: wave.mean(dim=0) if wave.ndim == 2 else wave for name, wave in mono.items()}}
         if "raw_wave" not in sample:
             return sample
         wave, length = sample["raw_wave"], max(sample["raw_wave_lengths"], self.least)
-        wave = wave.mean(dim=0) if wave.ndim == 2 else wave
         wave = F.pad(wave, (0, max(0, length - len(wave))))
         return {**sample, "raw_wave": wave, "raw_wave_lengths": length}
 
 
 class AudioTokenizer(Tokenizer):
-    """Makes the tokens of sounds with a codec ("token_ids"), with a semantic tokenizer ("semantic_token_ids"), or with both.
+    """Makes the tokens of sounds with a codec ("token_ids"), with a semantic tokenizer ("semantic_token_ids"), or with both; and the
+    codes that stages are conditioned on ("condition_ids"), with an audio_conditioner.
 
     The texts come along, and whether it is the end. Recordings are cut into segments, end to end, so that nothing of them is lost.
     """
@@ -349,23 +355,26 @@ class AudioTokenizer(Tokenizer):
         network: Network | None = None,
         semantic: Network | None = None,
         *,
+        conditioner: Network | None = None,
         sizes: Mapping[str, int] | None = None,
     ):
         """
         Args:
             network: a codec, or a semantic tokenizer alone.
             semantic: the semantic tokenizer beside a codec.
+            conditioner: an audio_conditioner that makes codes.
             sizes: how many different tokens there are in a field that the model reads and none of these networks makes.
         """
         if semantic is None and isinstance(network, SemanticTokenizer):
             network, semantic = None, network
-        _check_kinds(network, semantic)
+        _check_kinds(network, semantic, conditioner)
         codec = None if network is None else _for_tokens(network)
-        named = {"codec": codec, "semantic tokenizer": semantic}
+        named = {"codec": codec, "semantic tokenizer": semantic, "audio_conditioner": conditioner}
         self.networks = {name: given for name, given in named.items() if given is not None}
         self.path = next((network.source for network in self.networks.values()), None)
-        self.options = {"semantic": semantic.source} if codec is not None and semantic is not None else {}
-        self._encoders = _encoders(codec, semantic)
+        further = {"semantic": semantic if codec is not None else None, "conditioner": conditioner}
+        self.options = {name: given.source for name, given in further.items() if given is not None}
+        self._encoders = _encoders(codec, semantic, conditioner)
         made = {name: encoder.network.codebook_size for name, encoder in self._encoders.items()}
         self.sizes = {**(sizes or {}), **made}
         self.rates: dict[str, int] = {encoder.wave: encoder.network.sample_hz for encoder in self._encoders.values()}
@@ -389,32 +398,41 @@ class _Encoder:
     wave: str
     network: Any
     encode: Callable[[Tensor, Tensor], Tensor]
+    code_lengths: Callable[[Tensor], Tensor]
 
     def __call__(self, batch: Batch) -> list[Int[Tensor, "_"] | Int[Tensor, "_ q"]]:
         """The tokens of each sound, without those of padding."""
         device = next(iter(self.network.own_tensors().values())).device
         wave, lengths = batch[self.wave].to(device), batch[f"{self.wave}_lengths"].to(device)
-        counts = self.network.code_lengths(lengths).tolist()
+        counts = self.code_lengths(lengths).tolist()
         return [ids[:count] for ids, count in zip(self.encode(wave, lengths).cpu(), counts, strict=True)]
 
 
-def _encoders(codec: Any, semantic: Any) -> dict[str, _Encoder]:
+def _encoders(codec: Any, semantic: Any, conditioner: Any) -> dict[str, _Encoder]:
     found = {}
     if semantic is not None:
         encode = lambda wave, lengths: semantic(wave, lengths=lengths)
-        found["semantic_token_ids"] = _Encoder("raw_wave", semantic, encode)
+        found["semantic_token_ids"] = _Encoder("raw_wave", semantic, encode, semantic.code_lengths)
     if codec is not None:
-        found["token_ids"] = _Encoder("raw_wave_for_codec", codec, codec.encode)
+        found["token_ids"] = _Encoder("raw_wave_for_codec", codec, codec.encode, codec.code_lengths)
+    if conditioner is not None:
+        encode = lambda wave, lengths: conditioner.codes(wavs=wave, lengths=lengths)
+        all_of_them = lambda lengths: torch.full_like(lengths, conditioner.num_quantizers)
+        found["condition_ids"] = _Encoder(FOR_CONDITIONER, conditioner, encode, all_of_them)
     return found
 
 
-def _check_kinds(codec: Network | None, semantic: Network | None) -> None:
+def _check_kinds(codec: Network | None, semantic: Network | None, conditioner: Network | None) -> None:
     if codec is not None and not isinstance(codec, Codec):
         raise ValueError(
             f"a {type(codec).__name__} makes no codes of sounds: give a codec, or a semantic tokenizer alone"
         )
     if semantic is not None and not isinstance(semantic, SemanticTokenizer):
         raise ValueError(f"a {type(semantic).__name__} makes no semantic tokens: give what `helicon fit-kmeans` made")
+    if conditioner is not None and not isinstance(conditioner, CodeConditioner):
+        raise ValueError(
+            f"a {type(conditioner).__name__} makes no codes to condition on: give what `helicon fit-kmeans --model RUN` made of a MuLaN"
+        )
 
 
 WITHOUT_DISCRIMINATORS: dict[str, Any] = {

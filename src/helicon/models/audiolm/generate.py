@@ -161,6 +161,9 @@ def _decode(
     rows, sampling = asked.batch_size, asked.sampling
     if not _is_guided(network, asked):
         sampling = replace(sampling, cond_scale=1.0)
+    ids = asked.texts.get("condition_ids")
+    if ids is not None and network.code_table is not None:
+        network.code_table.check(ids)
     with evaluating(network):  # the encoder of texts, too
         context = network.text_of(rows, 0.0 if asked.has_texts else 1.0, **asked.texts)
     if sampling.is_guided:

@@ -30,7 +30,6 @@ from helicon.models.audiolm.wrappers import (
     FineTransformerWrapper,
     SemanticTransformerWrapper,
 )
-from helicon.nn.capture import evaluating
 from helicon.nn.network import Network, same_network
 
 MAX_TIME_STEPS = 512  # frames, where no length is asked for
@@ -181,6 +180,7 @@ class AudioLM(Network):
         top_p: float | None = None,
         filter_thres: float | None = 0.9,
         seed: int | None = None,
+        condition_ids: Int[Tensor, "#b q"] | None = None,
     ) -> Float[Tensor, "b ..."] | list[Tensor]:
         """Sounds `[b, n]` at the codec's rate, with their prompts; a list of them where they end at different times.
 
@@ -195,10 +195,12 @@ class AudioLM(Network):
             seconds: the most that a sound lasts, its prompt with it; by default 512 frames.
             cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages.
             seed: the same again for the same seed; None draws one.
+            condition_ids: in the place of texts: codes of sounds or texts, as an audio_conditioner makes them.
         """
         frames = MAX_TIME_STEPS if seconds is None else self._num_frames(seconds)
         prime = self._prime(prime_wave, prime_wave_input_sample_hz, prime_wave_path, prime_lengths, frames)
-        if text is not None or text_embeds is not None:
+        said: dict[str, Any] = {"text": text, "text_embeds": text_embeds, "condition_ids": condition_ids}
+        if any(value is not None for value in said.values()):
             self._check_texts(text)
         options: dict[str, Any] = {
             "cond_scale": cond_scale,
@@ -208,7 +210,7 @@ class AudioLM(Network):
             "filter_thres": filter_thres,
         }
         primed = {} if prime is None else prime.keywords()
-        texts = [self._condition(stage, text, text_embeds) for stage in self._stages()]
+        texts = [said if stage.transformer.has_condition else {} for stage in self._stages()]
         seeds = _seeds(seed, len(texts))
         ids = self.semantic.generate(
             max_length=min(max_length, self._most_semantic(frames) or max_length),
@@ -274,15 +276,6 @@ class AudioLM(Network):
         if isinstance(text, str):
             raise ValueError(f"text takes a list of texts, not one: write [{text!r}]")
 
-    def _condition(self, stage: Stage, text: Sequence[str] | None, text_embeds: Tensor | None) -> Mapping[str, Any]:
-        """Of a text, for the stages that read texts."""
-        if not stage.transformer.has_condition:
-            return {}
-        if text is not None and stage.audio_conditioner is not None:
-            with evaluating(stage.audio_conditioner):
-                return {"text_embeds": stage.audio_conditioner(texts=list(text), namespace=stage.condition_name)}
-        return {"text": text, "text_embeds": text_embeds}
-
 
 def _read(path: Path, channels: int) -> tuple[Float[Tensor, "1 c n"], int]:
     """A sound file with so many channels: those it has, or the mean of them."""
@@ -315,21 +308,23 @@ def _common(name: str, given: Any, stages: Mapping[str, Stage]) -> Any:
             continue
         if given is None:
             given, owner = own, f"of the {stage_name}"
-        elif not _same(given, own):
+        elif not are_same(given, own):
             raise ValueError(
-                f"the {stage_name} was trained on another {name} ({_called(own)}) than the one {owner} ({_called(given)}): "
+                f"the {stage_name} was trained on another {name} ({called(own)}) than the one {owner} ({called(given)}): "
                 "give stages that were trained on the same"
             )
     return given
 
 
-def _same(first: Any, second: Any) -> bool:
+def are_same(first: Any, second: Any) -> bool:
+    """Whether two networks are copies of each other; of others, whether they are one."""
     if isinstance(first, Network) and isinstance(second, Network):
         return same_network(first, second)
     return first is second
 
 
-def _called(network: Any) -> str:
+def called(network: Any) -> str:
+    """Its class, and where it comes from."""
     source = getattr(network, "source", None)
     return type(network).__name__ if source is None else f"{type(network).__name__} of {source}"
 

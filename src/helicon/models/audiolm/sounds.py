@@ -1,25 +1,12 @@
-"""From what stands on the command line to sound files: AudioLM's side of `helicon generate`.
+"""From what stands on the command line to sound files: AudioLM's side of `helicon generate`."""
 
-A sound is written with a picture of its spectrogram beside it: `voice.wav` and `voice-spectrogram.png`.
-
-Letters: c channels, n samples.
-"""
-
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import soundfile
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from helicon.data.audio import to_channels
-from helicon.data.dataset import BadFile
-from helicon.data.recording import SoundFile
-from helicon.metrics.audio import spectrogram_image
+from helicon.data.sound import SUFFIXES, Sound, read_prompt
 from helicon.models.audiolm.pipeline import MAX_TIME_STEPS, AudioLM
 from helicon.models.audiolm.wrappers import (
     CoarseTransformerWrapper,
@@ -30,40 +17,11 @@ from helicon.models.audiolm.wrappers import (
 from helicon.nn.network import Network
 from helicon.nn.sampling import Sampling
 
-logger = logging.getLogger(__name__)
-
-MAX_TITLE = 80  # letters over a spectrogram
-
-
-@dataclass(frozen=True)
-class Sound:
-    """A sound, and what it was made from in words."""
-
-    wave: Float[Tensor, "c n"]
-    sample_hz: int
-    title: str = ""
-
-    def write(self, path: Path) -> None:
-        """The sound (what is louder than a file can hold is clipped), and its spectrogram beside it."""
-        try:
-            soundfile.write(path, self.wave.clamp(-1, 1).numpy().T, self.sample_hz)
-        except soundfile.SoundFileError as error:
-            raise OSError(f"{path} could not be written ({error})") from error
-        if self.wave.shape[1] == 0:
-            logger.warning("%s is empty, as the model ended it at once: another seed may give more", path)
-            return
-        spectrogram_image(self.wave.mean(dim=0), self.sample_hz, self.title[:MAX_TITLE]).save(spectrogram_beside(path))
-
-
-def spectrogram_beside(path: Path) -> Path:
-    """Where the picture of a sound file is."""
-    return path.with_name(f"{path.stem}-spectrogram.png")
-
 
 class SoundMaker:
     """Makes sounds with an AudioLM, or with its stages: from texts, from the beginning of a sound, or from nothing."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".wav", ".flac", ".ogg")
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
     sheet = None  # no file holds several sounds
 
     def __init__(
@@ -114,9 +72,11 @@ class SoundMaker:
         """A sound for each of these prompts, as one batch."""
         text = [self.texts[index] for index in which] if self.texts else None
         made = self.network.generate(text=text, batch_size=len(which), seed=seed, **self.options)
-        waves = (wave.float().cpu() for wave in made)
-        rows = (wave[None] if wave.ndim == 1 else wave for wave in waves)
-        return [Sound(row, self.network.sample_hz, self.prompts[index]) for row, index in zip(rows, which, strict=True)]
+        return [self._sound(wave, self.prompts[index]) for wave, index in zip(made, which, strict=True)]
+
+    def _sound(self, wave: Tensor, text: str) -> Sound:
+        wave = wave.float().cpu()
+        return Sound(wave[None] if wave.ndim == 1 else wave, self.network.sample_hz, text)
 
     def _readable(self, texts: list[str]) -> list[str]:
         """The texts, once it is seen that someone reads them."""
@@ -130,7 +90,7 @@ class SoundMaker:
             for stage in stages
             if stage is not None and stage.audio_conditioner is None
         ):
-            raise ValueError("this AudioLM reads embedded texts: call its generate with text_embeds, in Python")
+            raise ValueError("this AudioLM reads embedded texts, or codes: call its generate with those, in Python")
         return texts
 
     def _possible(self, seconds: float | None) -> float | None:
@@ -142,7 +102,7 @@ class SoundMaker:
 
     def _beginning(self, path: Path) -> dict[str, Any]:
         """The sound to go on from, as `AudioLM.generate` takes it."""
-        wave, hz = _read(path, self.network.codec.channels)
+        wave, hz = read_prompt(path, self.network.codec.channels)
         codec, wav2vec = self.network.codec, self.network.semantic.wav2vec
         if wav2vec is None:
             raise ValueError("the stages were trained without their semantic tokenizer, which a --prompt needs")
@@ -156,7 +116,7 @@ class SoundMaker:
                 f"{path} lasts {lasts:.2f} s, and the sound that begins with it {most:.2f} s: "
                 f"give more, as in seconds={lasts + 5:.0f}, or a shorter prompt"
             )
-        return {"prime_wave": wave.to(self.network.device), "prime_wave_input_sample_hz": hz}
+        return {"prime_wave": wave[None].to(self.network.device), "prime_wave_input_sample_hz": hz}
 
 
 def _whole(network: Network, coarse: Network | None, fine: Network | None, fine_max_frames: int | None) -> AudioLM:
@@ -188,15 +148,3 @@ def _whole(network: Network, coarse: Network | None, fine: Network | None, fine_
         fine_transformer=fine,
         fine_max_frames=fine_max_frames,
     )
-
-
-def _read(path: Path, channels: int) -> tuple[Float[Tensor, "1 *c n"], int]:
-    """A sound file with so many channels, and its rate."""
-    if not path.is_file():
-        raise FileNotFoundError(f"--prompt {path} is not there: name a sound file")
-    try:
-        file = SoundFile(path, str(path))
-        frames = to_channels(file.read(0, file.num_frames), channels)
-    except BadFile as error:
-        raise ValueError(str(error)) from error
-    return torch.from_numpy(frames.T.copy())[None], file.hz

@@ -8,7 +8,7 @@ Letters: b batch, n tokens, t frames, q quantizers, w samples.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,8 +21,31 @@ from helicon.nn.network import Network
 from helicon.nn.packing import unique_consecutive
 
 PAD = -1
+FOR_CONDITIONER = "raw_wave_for_conditioner"  # the entry of a batch that is at the rate of an audio_conditioner
 Wave = Float[Tensor, "#b _"] | Float[Tensor, "#b _ _"]  # [b, w] or [b, c, w]; two of one call may differ in length
 Lengths = Int[Tensor, " #b"]
+
+
+@runtime_checkable
+class CodeConditioner(Protocol):
+    """A network that makes codes of sounds and texts, alike for those that belong together. As an audio_conditioner, each stage has
+    learned embeddings of its own of them. (Any other module makes the embeddings itself: `conditioner(wavs= or texts=, namespace=)`.)"""
+
+    sample_hz: int
+    num_quantizers: int
+    codebook_size: int
+
+    def codes(
+        self,
+        wavs: Float[Tensor, "b ..."] | None = None,
+        texts: Sequence[str] | None = None,
+        lengths: Int[Tensor, " b"] | None = None,
+        input_sample_hz: int | None = None,
+    ) -> Int[Tensor, "b q"]: ...
+
+    def initial_embeddings(self, namespace: str) -> Float[Tensor, "n e"] | None:
+        """Of all codes, one quantizer after the other, for a stage to begin with."""
+        ...
 
 
 class Losses(NamedTuple):
@@ -59,6 +82,10 @@ class Stage(Network):
             raise ValueError(f"mask_prob={mask_prob} must be at least 0 and below 1")
         self.transformer, self.mask_prob = transformer, mask_prob
         self.__dict__.update(frozen)  # not submodules: their weights and their mode are not this network's to change
+        coder = self.code_conditioner
+        if coder is not None:
+            initial = coder.initial_embeddings(self.condition_name)
+            transformer.condition_on_codes(coder.num_quantizers, coder.codebook_size, initial)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Stage":
         """Takes the frozen networks along to another device; their precision stays, for tokens depend on it."""
@@ -71,6 +98,13 @@ class Stage(Network):
     def frozen(self) -> dict[str, Any]:
         names = ("codec", "wav2vec", "audio_conditioner")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def code_conditioner(self) -> CodeConditioner | None:
+        """The audio_conditioner of a stage that is conditioned on its codes."""
+        given: Any = self.audio_conditioner
+        is_one = isinstance(given, Network) and isinstance(given, CodeConditioner)
+        return given if is_one and self.transformer.has_condition else None
 
     @property
     def device(self) -> torch.device:
@@ -124,12 +158,73 @@ class Stage(Network):
             )
         return self.codec
 
-    def condition_of(self, raw_wave: Wave | None) -> dict[str, Tensor]:
+    def condition_of(
+        self, raw_wave: Wave | None, lengths: Lengths | None = None, input_sample_hz: int | None = None
+    ) -> dict[str, Tensor]:
         """What an audio_conditioner makes of the sound, in the place of a text."""
-        if self.audio_conditioner is None or raw_wave is None:
+        if self.audio_conditioner is None or raw_wave is None or not self.transformer.has_condition:
             return {}
         with _used(self.audio_conditioner, raw_wave.device):
-            return {"text_embeds": self.audio_conditioner(wavs=raw_wave, namespace=self.condition_name)}
+            if self.code_conditioner is None:
+                return {"text_embeds": self.audio_conditioner(wavs=raw_wave, namespace=self.condition_name)}
+            mono = raw_wave.mean(dim=1) if raw_wave.ndim == 3 else raw_wave
+            ids = self.code_conditioner.codes(wavs=mono, lengths=lengths, input_sample_hz=input_sample_hz)
+            return {"condition_ids": ids}
+
+    def condition_of_batch(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What the transformer is conditioned on, of a training batch: what is in it, or what an audio_conditioner makes of the sound."""
+        made = "text_embeds" if self.code_conditioner is None else "condition_ids"
+        if self.audio_conditioner is None or made in batch:
+            return self.transformer.batch_texts(batch)
+        name, rate = self._heard(batch)
+        return self.condition_of(batch.get(name), batch.get(f"{name}_lengths"), rate)
+
+    def _heard(self, given: Mapping[str, Any]) -> tuple[str, int | None]:
+        """Which of the waves that are given an audio_conditioner hears, and its rate."""
+        if given.get(FOR_CONDITIONER) is not None:
+            return FOR_CONDITIONER, self.audio_conditioner.sample_hz
+        if given.get("raw_wave") is None:
+            return "raw_wave_for_codec", None if self.codec is None else self.codec.sample_hz
+        # (Beside semantic tokens the only wave is the codec's.)
+        is_codecs = given.get("semantic_token_ids") is not None and given.get("raw_wave_for_codec") is None
+        hearer = self.codec if self.wav2vec is None or (is_codecs and self.codec is not None) else self.wav2vec
+        return "raw_wave", None if hearer is None else hearer.sample_hz
+
+    def said(
+        self,
+        text: Sequence[str] | None,
+        text_embeds: Float[Tensor, "#b m e"] | None = None,
+        condition_ids: Int[Tensor, "#b q"] | None = None,
+        **texts: Any,
+    ) -> dict[str, Any]:
+        """What is said, as the keywords of `TextConditioned.text_of`: an audio_conditioner reads the texts, where there is one."""
+        if isinstance(text, str):
+            raise ValueError(f"text takes a list of texts, not one: write [{text!r}]")
+        given = {"text_embeds": text_embeds, "condition_ids": condition_ids, **texts}
+        if text is None or self.audio_conditioner is None or not self.transformer.has_condition:
+            return {"texts": text, **given}
+        others = [name for name, value in given.items() if value is not None]
+        if others:
+            raise ValueError(f"give one of text and {' and '.join(others)}, not both")
+        with _used(self.audio_conditioner, self.device):
+            if self.code_conditioner is not None:
+                return {"condition_ids": self.code_conditioner.codes(texts=list(text))}
+            return {"text_embeds": self.audio_conditioner(texts=list(text), namespace=self.condition_name)}
+
+    def _condition(
+        self,
+        text: Sequence[str] | None,
+        text_embeds: Float[Tensor, "b m e"] | None,
+        options: Mapping[str, Any],
+        **given: Any,
+    ) -> dict[str, Any]:
+        """The keywords of the transformer that say what tokens are conditioned on: what is said, or else the sound itself."""
+        ids = options.get("condition_ids")
+        if text is None and text_embeds is None and ids is None:
+            name, rate = self._heard(given)
+            return {**self.condition_of(given.get(name), None, rate), **options}
+        said = self.said(text, text_embeds, ids)
+        return {"text": said.pop("texts", None), **options, **said}
 
     def embed_text(self, text: Sequence[str]) -> Float[Tensor, "b m e"]:
         """Texts, to give as `text_embeds`."""

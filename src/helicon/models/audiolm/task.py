@@ -4,7 +4,6 @@ Letters: b batch, n samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from helicon.models.audiolm.wrappers import (
     DelayedTransformerWrapper,
     FineTransformerWrapper,
 )
-from helicon.models.soundstream.task import spectrogram_grid, write_wave
+from helicon.models.soundstream.task import sound_files
 
 MAX_SHOWN = 4
 TOKENS = "tokens"  # where a batch keeps what the frozen networks made of it
@@ -27,7 +26,8 @@ TOKENS = "tokens"  # where a batch keeps what the frozen networks made of it
 
 class StageTask(Task):
     """Batches hold waves or tokens, as `helicon.models.audiolm.data` says, and what the transformer is conditioned on: "texts", or
-    "text_embeds" `[b, t, e]` (zero where padded, or with "text_embeds_lengths").
+    "text_embeds" `[b, t, e]` (zero where padded, or with "text_embeds_lengths"), or "condition_ids" `[b, q]`; these two an
+    audio_conditioner makes of the waves.
 
     The loss is a mean over tokens, of which batches have different numbers: each weighs as many as it has.
     """
@@ -44,6 +44,10 @@ class StageTask(Task):
             batch[TOKENS] = self.model.tokens(batch)
         return batch[TOKENS]
 
+    def read(self, batch: Batch) -> Batch:
+        """Tokens and what they are conditioned on. (Waves have more different lengths than their tokens.)"""
+        return {TOKENS: self.tokens(batch), **self.model.condition_of_batch(batch)}
+
     def weight(self, batch: Batch) -> Tensor:
         return self.model.num_labels(**self.tokens(batch))
 
@@ -52,14 +56,8 @@ class StageTask(Task):
         return sum(ids.numel() for name, ids in self.tokens(batch).items() if ids is not None and name != "is_end")
 
     def forward(self, batch: Batch, **options: Any) -> Losses:
-        return self.networks["model"](**self.tokens(batch), **self._condition(batch), **options, return_losses=True)
-
-    def _condition(self, batch: Batch) -> dict[str, Any]:
-        """What the network is conditioned on, as tensors."""
-        transformer = self.model.transformer
-        if transformer.has_condition and self.model.audio_conditioner is not None:
-            return self.model.condition_of(batch.get("raw_wave", batch.get("raw_wave_for_codec")))
-        return transformer.batch_texts(batch)
+        condition = self.model.condition_of_batch(batch)
+        return self.networks["model"](**self.tokens(batch), **condition, **options, return_losses=True)
 
     def updates(self, step: int) -> Sequence[Update]:
         return [Update("model", lambda losses: Loss(losses.total, losses.parts))]
@@ -79,7 +77,7 @@ class StageTask(Task):
             name: None if ids is None else ids[:MAX_SHOWN] for name, ids in self.tokens(batch).items()
         }
         few = {name: value[:MAX_SHOWN] for name, value in batch.items() if name != TOKENS}
-        options = {**self._condition(few), "seed": seed, "reconstruct_wave": True}
+        options: dict[str, Any] = {**stage.condition_of_batch(few), "seed": seed, "reconstruct_wave": True}
         if isinstance(stage, FineTransformerWrapper):
             made = stage.generate(coarse_token_ids=shown["coarse_token_ids"], **options)
         elif isinstance(stage, (CoarseTransformerWrapper, DelayedTransformerWrapper)):
@@ -101,13 +99,7 @@ class StageTask(Task):
         given = {"original": [wave.float().cpu() for wave in waves_of(stage.codec, torch.cat(codes, dim=-1))], **made}
         count = min(len(waves) for waves in given.values())
         rows = [{name: _channels(waves[number]) for name, waves in given.items()} for number in range(count)]
-        hz = stage.codec.sample_hz
-        files: dict[str, Callable[[Path], object]] = {
-            f"{number:02d}-{name}.wav": partial(write_wave, wave=wave, sample_hz=hz)
-            for number, row in enumerate(rows)
-            for name, wave in row.items()
-        }
-        return files | {"spectrograms.png": lambda path: spectrogram_grid(rows, hz).save(path)}
+        return sound_files(rows, stage.codec.sample_hz)
 
 
 def _channels(wave: Tensor) -> Tensor:

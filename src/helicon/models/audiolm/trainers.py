@@ -17,7 +17,7 @@ from helicon.engine.checkpoint import resolve
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.audiolm.data import END_PROB, AudioTokenizer, cached_audio, sounds_for
-from helicon.models.audiolm.stage import Stage
+from helicon.models.audiolm.stage import FOR_CONDITIONER, Stage
 from helicon.models.audiolm.task import StageTask
 from helicon.models.audiolm.transformers import (
     CoarseTransformer,
@@ -57,6 +57,9 @@ def batch_fields(stage: Stage) -> dict[str, Field]:
         fields["raw_wave_for_codec"] = Field(is_tensor(True, 2 if is_mono else 3), shape)
     if stage.transformer.has_condition:
         fields["text_embeds"] = Field(is_tensor(True, 3), "a float tensor [b, t, e]")
+    if stage.transformer.code_table is not None:
+        fields["condition_ids"] = Field(is_tensor(False, 2), "an integer tensor [b, q]")
+        fields[FOR_CONDITIONER] = Field(is_tensor(True, 2), "a float tensor [b, n]")
     lengths = Field(is_tensor(False, 1), "an integer tensor [b]")
     fields |= {f"{name}_lengths": lengths for name in fields if name not in ("texts", "is_end")}
     return {name: replace(field, is_required=False) for name, field in fields.items()}
@@ -94,6 +97,7 @@ class StageTrainer(Trainer):
             data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples (of the highest rate) or
                 in seconds.
             captions: where the text of a sound is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
+                A stage with an audio_conditioner needs none.
             end_prob: how often a crop is the last of its recording.
             ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
             valid_dataset: another name of val_dataset.
@@ -135,8 +139,21 @@ class StageTrainer(Trainer):
         )
 
     def prepare(self, batch: Any) -> Batch:
-        named = route(batch, self.fields, self.ds_fields)
-        if self.unwrapped_stage.transformer.text_encoder is not None and not named.keys() & {"texts", "text_embeds"}:
+        # What a conditioner hears or makes looks like other entries: it is known by its name alone.
+        has_names = isinstance(batch, Mapping) or self.ds_fields is not None
+        by_name = () if has_names else ("condition_ids", FOR_CONDITIONER)
+        fields = {name: field for name, field in self.fields.items() if name not in by_name}
+        named = route(batch, fields, self.ds_fields)
+        stage = self.unwrapped_stage
+        table = stage.transformer.code_table
+        if table is not None and "condition_ids" in named:
+            table.check(named["condition_ids"])  # here, where they are on the host yet
+        elif table is not None and stage.code_conditioner is None:
+            raise ValueError(
+                "this stage is conditioned on codes, and the samples have none: give it the audio_conditioner that makes them, "
+                "or tokens with condition_ids (`helicon tokenize --conditioner`)"
+            )
+        if stage.transformer.text_encoder is not None and not named.keys() & {"texts", "text_embeds"}:
             raise ValueError(
                 "this stage reads texts, and the samples have none: say where they are with captions=..., "
                 "or train one without has_condition"
@@ -248,7 +265,10 @@ def tokenizer_of(stage: Stage) -> AudioTokenizer:
         sizes["semantic_token_ids"] = transformer.num_semantic_tokens
     if not isinstance(stage, SemanticTransformerWrapper):
         sizes["token_ids"] = transformer.codebook_size
-    return AudioTokenizer(stage.codec, stage.wav2vec, sizes=sizes)
+    if stage.transformer.code_table is not None:
+        sizes["condition_ids"] = stage.transformer.code_table.codebook_size
+    conditioner: Any = stage.code_conditioner
+    return AudioTokenizer(stage.codec, stage.wav2vec, conditioner=conditioner, sizes=sizes)
 
 
 def _captioned(stage: Stage, cache: TokenCache) -> TokenCache:
@@ -266,6 +286,7 @@ def build_semantic(
     transformer: Mapping[str, Any],
     *,
     wav2vec: str | Path | Mapping[str, Any] | None = None,
+    audio_conditioner: str | Path | None = None,
     unique_consecutive: bool = True,
     mask_prob: float = 0.15,
 ) -> SemanticTransformerWrapper:
@@ -274,12 +295,16 @@ def build_semantic(
         transformer: keywords of `SemanticTransformer`; num_semantic_tokens follows from the tokenizer.
         wav2vec: the semantic tokenizer: a folder of `helicon fit-kmeans`; or the keywords of a `MelKmeans`, which is then fitted
             to made-up sounds, to see that everything runs.
+        audio_conditioner: a folder that `helicon fit-kmeans --model RUN` made of a MuLaN: the stage learns from sounds what it is
+            told in texts later, and needs none to learn.
     """
-    tokenizer = _semantic(wav2vec)
-    sizes = {} if tokenizer is None else {"num_semantic_tokens": tokenizer.codebook_size}
+    tokenizer, conditioner = _semantic(wav2vec), _conditioner(audio_conditioner)
+    sizes: dict[str, Any] = _conditioned(conditioner)
+    sizes |= {} if tokenizer is None else {"num_semantic_tokens": tokenizer.codebook_size}
     return SemanticTransformerWrapper(
         transformer=SemanticTransformer(**check(SemanticTransformer, {**sizes, **transformer}, "model.transformer")),
         wav2vec=tokenizer,
+        audio_conditioner=conditioner,
         unique_consecutive=unique_consecutive,
         mask_prob=mask_prob,
     )
@@ -290,6 +315,7 @@ def build_coarse(
     *,
     codec: str | Path | Mapping[str, Any] | None = None,
     wav2vec: str | Path | Mapping[str, Any] | None = None,
+    audio_conditioner: str | Path | None = None,
     unique_consecutive: bool = True,
     semantic_cross_entropy_loss_weight: float = 1.0,
     mask_prob: float = 0.15,
@@ -298,15 +324,17 @@ def build_coarse(
     Args:
         transformer: keywords of `CoarseTransformer`; codebook_size and num_semantic_tokens follow from the other two.
         codec: a run, checkpoint or saved folder; or the keywords of an untrained `SoundStream`, to see that everything runs.
-        wav2vec: see `build_semantic`.
+        wav2vec, audio_conditioner: see `build_semantic`.
     """
-    found, tokenizer = _codec(codec), _semantic(wav2vec)
-    sizes = {} if found is None else {"codebook_size": found.codebook_size}
+    found, tokenizer, conditioner = _codec(codec), _semantic(wav2vec), _conditioner(audio_conditioner)
+    sizes: dict[str, Any] = _conditioned(conditioner)
+    sizes |= {} if found is None else {"codebook_size": found.codebook_size}
     sizes |= {} if tokenizer is None else {"num_semantic_tokens": tokenizer.codebook_size}
     return CoarseTransformerWrapper(
         transformer=CoarseTransformer(**check(CoarseTransformer, {**sizes, **transformer}, "model.transformer")),
         codec=found,
         wav2vec=tokenizer,
+        audio_conditioner=conditioner,
         unique_consecutive=unique_consecutive,
         semantic_cross_entropy_loss_weight=semantic_cross_entropy_loss_weight,
         mask_prob=mask_prob,
@@ -317,6 +345,7 @@ def build_fine(
     transformer: Mapping[str, Any],
     *,
     codec: str | Path | Mapping[str, Any] | None = None,
+    audio_conditioner: str | Path | None = None,
     coarse_cross_entropy_loss_weight: float = 1.0,
     mask_prob: float = 0.15,
 ) -> FineTransformerWrapper:
@@ -324,10 +353,10 @@ def build_fine(
     Args:
         transformer: keywords of `FineTransformer`; codebook_size follows from the codec, and num_fine_quantizers is by default
             all that the coarse ones leave.
-        codec: see `build_coarse`.
+        codec, audio_conditioner: see `build_coarse`.
     """
-    found = _codec(codec)
-    sizes = {}
+    found, conditioner = _codec(codec), _conditioner(audio_conditioner)
+    sizes: dict[str, Any] = _conditioned(conditioner)
     if found is not None:
         sizes["codebook_size"] = found.codebook_size
         if isinstance(coarse := transformer.get("num_coarse_quantizers"), int):
@@ -335,6 +364,7 @@ def build_fine(
     return FineTransformerWrapper(
         transformer=FineTransformer(**check(FineTransformer, {**sizes, **transformer}, "model.transformer")),
         codec=found,
+        audio_conditioner=conditioner,
         coarse_cross_entropy_loss_weight=coarse_cross_entropy_loss_weight,
         mask_prob=mask_prob,
     )
@@ -345,19 +375,21 @@ def build_delayed(
     *,
     codec: str | Path | Mapping[str, Any] | None = None,
     wav2vec: str | Path | Mapping[str, Any] | None = None,
+    audio_conditioner: str | Path | None = None,
     unique_consecutive: bool = True,
     mask_prob: float = 0.15,
 ) -> DelayedTransformerWrapper:
     """The arguments: see `build_coarse`; num_quantizers is by default all that the codec has."""
-    found, tokenizer = _codec(codec), _semantic(wav2vec)
-    sizes = {}
+    found, tokenizer, conditioner = _codec(codec), _semantic(wav2vec), _conditioner(audio_conditioner)
+    sizes: dict[str, Any] = _conditioned(conditioner)
     if found is not None:
-        sizes = {"codebook_size": found.codebook_size, "num_quantizers": found.num_quantizers}
+        sizes |= {"codebook_size": found.codebook_size, "num_quantizers": found.num_quantizers}
     sizes |= {} if tokenizer is None else {"num_semantic_tokens": tokenizer.codebook_size}
     return DelayedTransformerWrapper(
         transformer=DelayedTransformer(**check(DelayedTransformer, {**sizes, **transformer}, "model.transformer")),
         codec=found,
         wav2vec=tokenizer,
+        audio_conditioner=conditioner,
         unique_consecutive=unique_consecutive,
         mask_prob=mask_prob,
     )
@@ -380,6 +412,16 @@ def _semantic(source: str | Path | Mapping[str, Any] | None) -> Any:
     return _loaded(
         source, "wav2vec", ("code_lengths", "groups"), "a semantic tokenizer (`helicon fit-kmeans` makes one)"
     )
+
+
+def _conditioner(source: str | Path | None) -> Any:
+    wanted = "what makes codes of sounds and texts (`helicon fit-kmeans --model RUN` does it, of a MuLaN)"
+    return _loaded(source, "audio_conditioner", ("codes", "initial_embeddings"), wanted)
+
+
+def _conditioned(conditioner: Any) -> dict[str, Any]:
+    """What a transformer has to be for it."""
+    return {} if conditioner is None else {"audio_text_condition": True}
 
 
 def _loaded(source: str | Path | None, name: str, members: Sequence[str], wanted: str) -> Network | None:

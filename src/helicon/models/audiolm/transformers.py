@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.text.conditioning import Context, TextConditioned
+from helicon.models.text.conditioning import CodeTable, Context, TextConditioned
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import Transformer
@@ -55,6 +55,7 @@ class TokenTransformer(TextConditioned):
         rel_pos_bias: bool = True,
         flash_attn: bool = True,
         checkpoint_activations: bool = False,
+        cond_codes: Sequence[int] | None = None,
     ):
         """
         Args:
@@ -62,12 +63,15 @@ class TokenTransformer(TextConditioned):
                 name or folder of a `transformers` encoder, which stays frozen, or a mapping with `name` and its keywords.
             cond_dim: texts come as embeddings of this size (`text_embeds`), and no encoder is built.
             has_condition: texts are read.
-            audio_text_condition: embeddings come from a joint space of sound and text; `cond_dim` is then `dim` by default.
+            audio_text_condition: embeddings come from a joint space of sound and text; `cond_dim` is then `dim` by default. Where
+                they come as codes (`condition_ids`), their embeddings are learned here: see `condition_on_codes`.
             cond_as_self_attn_prefix: the text stands in front of the tokens, in place of cross-attention.
             cond_drop_prob: how often a row learns without its text, for guidance.
             grad_shrink_alpha, rel_pos_bias, flash_attn: without effect. Positions are rotary, and attention is always
                 `scaled_dot_product_attention`, which chooses its kernel itself.
             checkpoint_activations: recomputes each layer in the backward pass: less memory, a third more time.
+            cond_codes: how many codes stand for a sound or a text, and how many different ones each may be; a stage with an
+                audio_conditioner that has codes says so itself.
         """
         super().__init__()
         reads_texts = has_condition or audio_text_condition
@@ -81,6 +85,9 @@ class TokenTransformer(TextConditioned):
             raise ValueError("cond_as_self_attn_prefix=True belongs to has_condition=True")
         self.dim, self.cond_drop_prob, self.has_prefix = dim, cond_drop_prob, cond_as_self_attn_prefix
         self._build_text(dim, t5_name, cond_dim, reads_texts)
+        self.audio_text_condition, self.cond_dim = audio_text_condition, cond_dim
+        if cond_codes is not None:
+            self.code_table = self._new_table(*cond_codes)
         self.layers = Transformer(
             dim,
             depth,
@@ -101,6 +108,35 @@ class TokenTransformer(TextConditioned):
     @property
     def has_condition(self) -> bool:
         return self.text_proj is not None
+
+    def condition_on_codes(
+        self, num_quantizers: int, codebook_size: int, initial: Float[Tensor, "n e"] | None = None
+    ) -> None:
+        """From now on it is conditioned on codes, whose embeddings are trained and saved with it. They begin with `initial`, all those
+        of a quantizer in turn, where it has the right size. A network that is conditioned on such codes already stays as it is."""
+        asked = (num_quantizers, codebook_size)
+        if self.code_table is not None:
+            own = (self.code_table.num_quantizers, self.code_table.codebook_size)
+            if own != asked:
+                raise ValueError(
+                    f"this {type(self).__name__} is conditioned on {own[0]} codes of {own[1]}, and the audio_conditioner makes "
+                    f"{asked[0]} of {asked[1]}: give the one it was trained with"
+                )
+            return
+        table = self._new_table(*asked)
+        if initial is not None and initial.shape == table.embedding.weight.shape:
+            with torch.no_grad():
+                table.embedding.weight.copy_(initial)
+        self.code_table = table.to(self.device)
+        self.arguments["cond_codes"] = [*asked]
+
+    def _new_table(self, num_quantizers: int, codebook_size: int) -> CodeTable:
+        if not self.audio_text_condition:
+            raise ValueError(
+                f"this {type(self).__name__} takes no codes in the place of texts: build it with audio_text_condition=True"
+            )
+        assert self.cond_dim is not None
+        return CodeTable(num_quantizers, codebook_size, self.cond_dim)
 
     def guided_context(self, rows: int, **texts: Any) -> Context:
         """2 b rows: with the text, then without."""
@@ -127,7 +163,7 @@ class TokenTransformer(TextConditioned):
         """Guided logits, `null + cond_scale * (cond - null)`, from one pass over both; `tokens` and `inputs` as for `forward`."""
         if cond_scale == 1 or not self.has_condition:
             return self(*tokens, **inputs, cond_drop_prob=0.0)
-        texts = {name: inputs.pop(name) for name in [*inputs] if name.startswith("text")}
+        texts = {name: inputs.pop(name) for name in [*inputs] if name.startswith(("text", "condition"))}
         texts["texts"] = texts.pop("text", None)
         both = {name: twice(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         rows = next(len(value) for value in (*tokens, *inputs.values()) if isinstance(value, Tensor))
@@ -250,7 +286,8 @@ class SemanticTransformer(TokenTransformer):
     ) -> Float[Tensor, "b n1 v"]:
         """Logits of each token and of what follows the last; the last logit is that of the end.
 
-        text, text_embeds   one of them, where the network reads texts; `texts` may hold `text_mask` or `text_ids`
+        text, text_embeds   one of them, where the network reads texts; `texts` may hold `text_mask` or `text_ids`,
+                            or `condition_ids` in the place of all of them
         context             texts read before, in place of all of these
         forget_prob         see `remembered`
         """

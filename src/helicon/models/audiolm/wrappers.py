@@ -60,7 +60,8 @@ class SemanticTransformerWrapper(Stage):
         """
         Args:
             wav2vec: makes the semantic tokens of audio. None learns from token ids alone.
-            audio_conditioner: makes of a sound what stands in the place of a text.
+            audio_conditioner: makes of a sound what stands in the place of a text: codes, which the transformer learns to read
+                (`CodeConditioner`), or embeddings.
             unique_consecutive: tokens that repeat the one before are left out.
             mask_prob: the most of the past that is hidden while it learns (forgetful causal masking).
         """
@@ -102,7 +103,7 @@ class SemanticTransformerWrapper(Stage):
         """
         ids = self._given_ids(semantic_token_ids, raw_wave)
         tokens = {"semantic_token_ids": ids, "is_end": is_end}
-        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        condition = self._condition(text, text_embeds, options, raw_wave=raw_wave)
         logits = self.transformer(ids=ids, forget_prob=self.forget_prob, **condition)
         return self._answer({"semantic": logits}, {}, tokens, return_loss, return_losses)
 
@@ -140,7 +141,7 @@ class SemanticTransformerWrapper(Stage):
         if prime_wave is not None:
             prime_ids = self.prompt_ids(prime_wave, prime_lengths, prime_wave_input_sample_hz)
         sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
-        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        condition = self.said(text, text_embeds, **texts)
         return semantic_tokens(
             self.transformer,
             max_length,
@@ -226,7 +227,8 @@ class CoarseTransformerWrapper(Stage):
             "coarse_token_ids": by_frame(codes if coarse_token_ids is not None else codes[..., :q], q),
         }
         tokens = {**given, "is_end": is_end}
-        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        waves = {"raw_wave": raw_wave, "raw_wave_for_codec": raw_wave_for_codec}
+        condition = self._condition(text, text_embeds, options, **waves, semantic_token_ids=semantic_token_ids)
         semantic, coarse_logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
         weights = {"semantic": self.semantic_cross_entropy_loss_weight}
         return self._answer(
@@ -261,7 +263,7 @@ class CoarseTransformerWrapper(Stage):
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_coarse_token_ids = codes[..., : self.transformer.num_coarse_quantizers]
         sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
-        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        condition = self.said(text, text_embeds, **texts)
         made = flat_codes(
             self.transformer,
             self.deduplicated(semantic_token_ids),
@@ -341,7 +343,7 @@ class FineTransformerWrapper(Stage):
                 "fine_token_ids": by_frame(fine_token_ids, transformer.num_fine_quantizers),
             }
         tokens = {name: ids.masked_fill(ids == transformer.pad_id, PAD) for name, ids in tokens.items()}
-        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        condition = self._condition(text, text_embeds, options, raw_wave=raw_wave)
         coarse, fine = transformer(**tokens, forget_prob=self.forget_prob, **condition)
         weights = {"coarse": self.coarse_cross_entropy_loss_weight}
         logits = {"coarse": coarse, "fine": fine[:, :-1]}
@@ -385,7 +387,7 @@ class FineTransformerWrapper(Stage):
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_fine_token_ids = self._split(codes)["fine_token_ids"]
         sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
-        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        condition = self.said(text, text_embeds, **texts)
         fine = fine_codes(
             self.transformer, coarse, prime_fine_token_ids, max_frames, Sampled(condition, len(coarse), sampling, seed)
         )
@@ -449,7 +451,8 @@ class DelayedTransformerWrapper(Stage):
         codes = self._given_codes(token_ids, semantic_token_ids, raw_wave, raw_wave_for_codec, "token_ids")
         given = {"semantic_token_ids": ids, "token_ids": codes[..., : self.transformer.num_quantizers]}
         tokens = {**given, "is_end": is_end}
-        condition = {"text": text, "text_embeds": text_embeds, **self.condition_of(raw_wave), **options}
+        waves = {"raw_wave": raw_wave, "raw_wave_for_codec": raw_wave_for_codec}
+        condition = self._condition(text, text_embeds, options, **waves, semantic_token_ids=semantic_token_ids)
         logits = self.transformer(**given, forget_prob=self.forget_prob, **condition)
         if not (return_loss or return_losses):
             return logits
@@ -481,7 +484,7 @@ class DelayedTransformerWrapper(Stage):
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_token_ids = codes[..., : self.transformer.num_quantizers]
         sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
-        condition = {"texts": text, "text_embeds": text_embeds, **texts}
+        condition = self.said(text, text_embeds, **texts)
         made = delayed_codes(
             self.transformer,
             self.deduplicated(semantic_token_ids),

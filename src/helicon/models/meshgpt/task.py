@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helicon.data.mesh import Mesh
 from helicon.data.tokens import write_whole
-from helicon.engine.task import Batch, Loss, Task, Update
+from helicon.engine.task import Batch, Loss, Task, Update, without_texts
 from helicon.metrics.image import codebook_use, perplexity
 from helicon.metrics.mesh import coordinate_accuracy, triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
@@ -43,6 +43,9 @@ class MeshAutoencoderTask(Task):
         """Faces, padding among them: how many are real only the device knows."""
         rows, faces, _ = batch["faces"].shape
         return rows * faces
+
+    def read(self, batch: Batch) -> Batch:
+        return without_texts(batch)
 
     def forward(self, batch: Batch) -> Reconstruction:
         given = {name: batch[name] for name in ("vertices", "faces", "face_edges") if name in batch}
@@ -99,6 +102,9 @@ class MeshTransformerTask(Task):
             batch["codes"] = self.model.tokenize(**meshes)
             batch.setdefault("num_faces", (batch["faces"] >= 0).all(dim=2).sum(dim=1))
         return batch["codes"]
+
+    def read(self, batch: Batch) -> Batch:
+        return {"codes": self.codes(batch), **self.model.batch_texts(batch), **self._counts(batch)}
 
     def weight(self, batch: Batch) -> Tensor:
         return self.model.num_labels(self.codes(batch))

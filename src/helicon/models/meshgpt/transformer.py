@@ -283,7 +283,7 @@ class MeshTransformer(TextConditioned):
             return None
         if num_faces is not None and len(num_faces) not in (1, rows):
             raise ValueError(f"{len(num_faces)} num_faces cannot belong to {rows} meshes: give one for each, or one")
-        bucket = bucket_of(num_faces) if num_faces is not None else torch.zeros(1, dtype=torch.long)
+        bucket = bucket_of(num_faces) if num_faces is not None else torch.zeros(1, dtype=torch.long, device=self.device)
         keep = self.draw_keep(rows, cond_drop_prob)
         bucket = bucket.to(self.device).expand(rows)
         return self.num_faces_emb(bucket if keep is None else bucket * keep)

@@ -58,14 +58,17 @@ class VQGanVAETask(Task):
             self.model.discr.check_size(batch["images"])  # now, not when the adversary starts thousands of steps later
         return Reconstructed(batch["images"], self.networks["generator"](batch["images"]))
 
+    def read(self, batch: Batch) -> Batch:
+        return {"images": batch["images"]}
+
     def updates(self, step: int) -> Sequence[Update]:
         """The discriminator's update, then the generator's against the discriminator as it was before this step."""
         if "discriminator" not in self.networks or step < self.discr_start_step:
-            return [Update("generator", partial(self.generator_loss, is_adversarial=False))]
+            return [Update("generator", partial(self.generator_loss, is_adversarial=False), kind="alone")]
         every = self.apply_grad_penalty_every
         with_penalty = every > 0 and step % every == 0
         return [
-            Update("discriminator", partial(self.discriminator_loss, with_penalty=with_penalty)),
+            Update("discriminator", partial(self.discriminator_loss, with_penalty=with_penalty), kind=with_penalty),
             Update("generator", partial(self.generator_loss, is_adversarial=True)),
         ]
 
@@ -144,8 +147,16 @@ class MaskGitTask(Task):
         assert self.model.vae is not None
         return rows * self.model.vae.get_encoded_fmap_size(height) * self.model.vae.get_encoded_fmap_size(width)
 
+    def read(self, batch: Batch) -> Batch:
+        low = self._low_resolution(batch)
+        cond_ids = {} if low is None else {"cond_ids": low}
+        return {"ids": self._ids(batch), **cond_ids, **self._condition(batch)}
+
+    def _ids(self, batch: Batch) -> Tensor:
+        return batch["ids"] if "ids" in batch else self.model.tokenize(batch["images"])
+
     def forward(self, batch: Batch, **options: Any) -> Losses:
-        ids = batch["ids"] if "ids" in batch else self.model.tokenize(batch["images"])
+        ids = self._ids(batch)
         return self.networks["model"](
             ids, cond_token_ids=self._low_resolution(batch), **self._condition(batch), return_losses=True, **options
         )

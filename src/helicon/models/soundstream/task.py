@@ -1,5 +1,7 @@
 """How the codec is trained: the autoencoder against the discriminators, both from one reconstruction of each batch.
 
+`AdversarialSoundTask` is what it has in common with other networks that make sound again (a vocoder).
+
 Letters: b batch, c audio channels, n samples.
 """
 
@@ -14,54 +16,44 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from helicon.engine.task import Batch, Loss, Task, Update
+from helicon.engine.task import Batch, Loss, Task, Update, without_texts
 from helicon.metrics.audio import log_mel_distance, si_sdr, spectrogram_image
 from helicon.metrics.image import codebook_use, perplexity
-from helicon.models.soundstream.autoencoder import Reconstruction
 from helicon.models.soundstream.layers import LocalAttention, Snake
 from helicon.models.soundstream.losses import PENALTY, Judgements, total_of_discriminators, without_padding
 from helicon.models.soundstream.model import CoarseFirst, SoundStream
+from helicon.nn.network import Network
 
 MAX_SHOWN = 4
 
 
 @dataclass
 class Reconstructed:
-    """A batch's audio and what the autoencoder made of it: shared by both updates."""
+    """A batch's audio and what the network made of it: shared by both updates."""
 
     target: Tensor  # [b, c, n] what the reconstruction should be, silent where it is padding
     lengths: Tensor | None  # [b] samples that are not padding
-    reconstruction: Reconstruction
-    # What the discriminators said of the target in their own update, for the autoencoder's, in which they are the same yet.
+    reconstruction: Any  # its audio [b, c, n], float32, and what else the network tells
+    # What the discriminators said of the target in their own update, for the generator's, in which they are the same yet.
     real: Judgements | None = None
 
 
-class SoundStreamTask(Task):
-    """Batches are `{"audio": [b, n] or [b, c, n]}` at the codec's rate, with "audio_lengths" `[b]` where they are padded.
+class AdversarialSoundTask(Task):
+    """A network that makes sound again, against discriminators that tell it from the real one.
 
-    "target", of the same shape, is what the reconstruction should be in place of the audio itself: clean sound, say, of a
-    noisy recording. A codec with denoise_conditioning is then told to denoise; or, where "is_denoising" `[b]` is given
-    beside it, those of the batch for which it is True.
+    Its model has a `loss` (a CodecLoss), `discriminators` (or None), and a rate `sample_hz`; `forward` is the family's.
     """
 
-    model: SoundStream
+    model: Any
     unit = "audio_seconds"
 
-    def __init__(self, soundstream: SoundStream, *, discr_start_step: int = 0, apply_grad_penalty_every: int = 4):
-        """
-        Args:
-            discr_start_step: the first step with an adversary; before it the autoencoder learns to reconstruct alone.
-            apply_grad_penalty_every: the discriminators pay the gradient penalty at each step this number divides; 0 for never.
-        """
+    def __init__(self, model: Network, generator: nn.Module, *, discr_start_step: int, apply_grad_penalty_every: int):
         if discr_start_step < 0 or apply_grad_penalty_every < 0:
             raise ValueError(f"{discr_start_step=} and {apply_grad_penalty_every=} must not be negative")
-        networks: dict[str, nn.Module] = {"generator": soundstream.autoencoder}
-        if soundstream.discriminators is not None:
-            networks["discriminator"] = soundstream.discriminators
-        super().__init__(soundstream, networks, averaged=("generator",))
-        # Convolutions gain nothing, and as a whole the networks take many minutes to compile.
-        worthwhile = (Snake, LocalAttention, CoarseFirst)
-        self.compiled = {"generator": tuple(m for m in soundstream.autoencoder.modules() if isinstance(m, worthwhile))}
+        networks: dict[str, nn.Module] = {"generator": generator}
+        if model.discriminators is not None:
+            networks["discriminator"] = model.discriminators  # type: ignore[assignment]
+        super().__init__(model, networks, averaged=("generator",))
         self.discr_start_step = discr_start_step
         self.apply_grad_penalty_every = apply_grad_penalty_every
 
@@ -73,25 +65,20 @@ class SoundStreamTask(Task):
     def units(self, batch: Batch) -> int:
         return max(1, round(batch["audio"].shape[0] * batch["audio"].shape[-1] / self.model.sample_hz))
 
+    def read(self, batch: Batch) -> Batch:
+        return without_texts(batch)
+
     def forward(self, batch: Batch) -> Reconstructed:
-        audio, lengths = self.model.process_input(batch["audio"]), batch.get("audio_lengths")
-        audio = without_padding(audio, lengths)
-        mask = self.model.frame_mask(audio.shape[-1], lengths)
-        is_denoising = batch.get("is_denoising", "target" in batch) if self.model.denoises else None
-        reconstruction = self.networks["generator"](audio, mask, is_denoising)
-        target = audio
-        if "target" in batch:
-            target = without_padding(self.model.process_input(batch["target"]), lengths)
-        return Reconstructed(target, lengths, reconstruction)
+        raise NotImplementedError
 
     def updates(self, step: int) -> Sequence[Update]:
-        """The discriminators' update, then the autoencoder's against the discriminators as they were before this step."""
+        """The discriminators' update, then the generator's against the discriminators as they were before this step."""
         if "discriminator" not in self.networks or step < self.discr_start_step:
-            return [Update("generator", partial(self.generator_loss, is_adversarial=False))]
+            return [Update("generator", partial(self.generator_loss, is_adversarial=False), kind="alone")]
         every = self.apply_grad_penalty_every
         with_penalty = every > 0 and step % every == 0
         return [
-            Update("discriminator", partial(self.discriminator_loss, with_penalty=with_penalty)),
+            Update("discriminator", partial(self.discriminator_loss, with_penalty=with_penalty), kind=with_penalty),
             Update("generator", partial(self.generator_loss, is_adversarial=True)),
         ]
 
@@ -105,20 +92,81 @@ class SoundStreamTask(Task):
         return Loss(total, {"discriminator": (total - terms.get(PENALTY, 0.0)).detach(), **penalty})
 
     def generator_loss(self, outputs: Reconstructed, is_adversarial: bool) -> Loss:
-        quantized = outputs.reconstruction.quantized
-        loss, terms = self.model.loss.of_autoencoder(
-            outputs.reconstruction.audio,
-            outputs.target,
-            outputs.lengths,
-            judge=self.networks["discriminator"] if is_adversarial else None,
-            real=outputs.real,
-            across_ranks=True,
+        return Loss(
+            *self.model.loss.of_autoencoder(
+                outputs.reconstruction.audio,
+                outputs.target,
+                outputs.lengths,
+                judge=self.networks["discriminator"] if is_adversarial else None,
+                real=outputs.real,
+                across_ranks=True,
+            )
         )
-        parts = {**terms, "quantizer": quantized.loss.detach()}
+
+    @torch.no_grad()
+    def sample(self, batch: Batch, seed: int) -> Tensor:
+        """The first sounds of the batch, made again; nothing about them is random."""
+        shown = {name: value[:MAX_SHOWN] for name, value in batch.items()}
+        return self.forward(shown).reconstruction.audio
+
+    def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
+        """Each sound and its reconstructions as numbered files, and the spectrograms of them all as one picture."""
+        given = ("audio", "target") if "target" in batch else ("audio",)
+        waves = {"original" if name == "audio" else name: batch[name] for name in given} | dict(samples)
+        waves = {name: wave[:, None] if wave.ndim == 2 else wave for name, wave in waves.items()}
+        lengths = batch.get("audio_lengths", [None] * MAX_SHOWN)
+        rows = []
+        for number in range(len(next(iter(samples.values())))):
+            cut = lambda wave, number=number: wave[number, :, : lengths[number]].float().cpu()
+            rows.append({name: cut(wave) for name, wave in waves.items()})
+        return sound_files(rows, self.model.sample_hz)
+
+
+class SoundStreamTask(AdversarialSoundTask):
+    """Batches are `{"audio": [b, n] or [b, c, n]}` at the codec's rate, with "audio_lengths" `[b]` where they are padded.
+
+    "target", of the same shape, is what the reconstruction should be in place of the audio itself: clean sound, say, of a
+    noisy recording. A codec with denoise_conditioning is then told to denoise; or, where "is_denoising" `[b]` is given
+    beside it, those of the batch for which it is True.
+    """
+
+    model: SoundStream
+
+    def __init__(self, soundstream: SoundStream, *, discr_start_step: int = 0, apply_grad_penalty_every: int = 4):
+        """
+        Args:
+            discr_start_step: the first step with an adversary; before it the autoencoder learns to reconstruct alone.
+            apply_grad_penalty_every: the discriminators pay the gradient penalty at each step this number divides; 0 for never.
+        """
+        super().__init__(
+            soundstream,
+            soundstream.autoencoder,
+            discr_start_step=discr_start_step,
+            apply_grad_penalty_every=apply_grad_penalty_every,
+        )
+        # Convolutions gain nothing, and as a whole the networks take many minutes to compile.
+        worthwhile = (Snake, LocalAttention, CoarseFirst)
+        self.compiled = {"generator": tuple(m for m in soundstream.autoencoder.modules() if isinstance(m, worthwhile))}
+
+    def forward(self, batch: Batch) -> Reconstructed:
+        audio, lengths = self.model.process_input(batch["audio"]), batch.get("audio_lengths")
+        audio = without_padding(audio, lengths)
+        mask = self.model.frame_mask(audio.shape[-1], lengths)
+        is_denoising = batch.get("is_denoising", "target" in batch) if self.model.denoises else None
+        reconstruction = self.networks["generator"](audio, mask, is_denoising)
+        target = audio
+        if "target" in batch:
+            target = without_padding(self.model.process_input(batch["target"]), lengths)
+        return Reconstructed(target, lengths, reconstruction)
+
+    def generator_loss(self, outputs: Reconstructed, is_adversarial: bool) -> Loss:
+        quantized = outputs.reconstruction.quantized
+        loss = super().generator_loss(outputs, is_adversarial)
+        parts = {**loss.parts, "quantizer": quantized.loss.detach()}
         for kind in ("perplexity", "codebook_use"):  # the mean over the levels of the stack
             found = [value for name, value in quantized.parts.items() if kind in name]
             parts |= {kind: torch.stack(found).mean()} if found else {}
-        return Loss(loss + quantized.loss, parts)
+        return Loss(loss.total + quantized.loss, parts)
 
     def validate(self, batch: Batch) -> Loss:
         """The error of the wave and of its mel spectra, with no adversary in it: comparable from step to step."""
@@ -135,28 +183,17 @@ class SoundStreamTask(Task):
         }
         return Loss(self.model.loss.total(terms), {**terms, **quality})
 
-    @torch.no_grad()
-    def sample(self, batch: Batch, seed: int) -> Tensor:
-        """Reconstructions of the first sounds of the batch; nothing about them is random."""
-        shown = {name: value[:MAX_SHOWN] for name, value in batch.items()}
-        return self.forward(shown).reconstruction.audio
 
-    def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
-        """Each sound and its reconstructions as numbered files, and the spectrograms of them all as one picture."""
-        given = ("audio", "target") if "target" in batch else ("audio",)
-        waves = {"original" if name == "audio" else name: batch[name] for name in given} | dict(samples)
-        lengths = batch.get("audio_lengths", [None] * MAX_SHOWN)
-        rows = []
-        for number in range(len(next(iter(samples.values())))):
-            cut = lambda wave, number=number: self.model.process_input(wave)[number, :, : lengths[number]].float().cpu()
-            rows.append({name: cut(wave) for name, wave in waves.items()})
-        hz = self.model.sample_hz
-        files: dict[str, Callable[[Path], object]] = {
-            f"{number:02d}-{name}.wav": partial(write_wave, wave=wave, sample_hz=hz)
-            for number, row in enumerate(rows)
-            for name, wave in row.items()
-        }
-        return files | {"spectrograms.png": lambda path: spectrogram_grid(rows, hz).save(path)}
+def sound_files(
+    rows: Sequence[Mapping[str, Float[Tensor, "c _"]]], sample_hz: int
+) -> dict[str, Callable[[Path], object]]:
+    """Every wave as a numbered file, one sound a row, and the spectrograms of them all as one picture: what writes each."""
+    files: dict[str, Callable[[Path], object]] = {
+        f"{number:02d}-{name}.wav": partial(write_wave, wave=wave, sample_hz=sample_hz)
+        for number, row in enumerate(rows)
+        for name, wave in row.items()
+    }
+    return files | {"spectrograms.png": lambda path: spectrogram_grid(rows, sample_hz).save(path)}
 
 
 def write_wave(path: Path, wave: Float[Tensor, "c n"], sample_hz: int) -> None:

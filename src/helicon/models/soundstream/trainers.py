@@ -63,11 +63,11 @@ def training_sounds(
     """
     choices = sound_choices(source, sounds)
     if source == "synthetic":
-        _check_length(data_max_length, data_max_length_seconds, sample_hz, SHORTEST)
+        check_length(data_max_length, data_max_length_seconds, sample_hz, SHORTEST)
         if data_max_length is not None:
             data_max_length_seconds = data_max_length / sample_hz
         return SyntheticSounds(num_samples, sample_hz, data_max_length_seconds or 1.0, seed, **choices)
-    _check_length(data_max_length, data_max_length_seconds, sample_hz)
+    check_length(data_max_length, data_max_length_seconds, sample_hz)
     return audio_data(
         source,
         sample_hz,
@@ -181,7 +181,7 @@ class SoundStreamTrainer(Trainer):
         )
 
 
-def _check_length(samples: float | None, seconds: float | None, hz: int, shortest: float = 0.0) -> None:
+def check_length(samples: float | None, seconds: float | None, hz: int, shortest: float = 0.0) -> None:
     """How much of a sound is heard at a time, in the words in which a user says it: a sample, and `shortest` seconds, or more."""
     if samples is not None and seconds is not None:
         raise ValueError("give data_max_length or data_max_length_seconds, not both")
@@ -197,6 +197,14 @@ def _check_length(samples: float | None, seconds: float | None, hz: int, shortes
         raise ValueError(f"{given} is too short: the number of samples must be at least {least} at {hz} Hz{in_seconds}")
 
 
+def at_rate(source: Any, hz: int, network: str) -> Any:
+    """Sounds that are `READY`, once it is seen that they have the rate of a network."""
+    own = source.sample_hz if isinstance(source, SyntheticSounds) else source.transform.rates["audio"]
+    if own != hz:
+        raise ValueError(f"the sounds have {own} samples a second and the {network} {hz}: make the two rates equal")
+    return source
+
+
 def _sounds(
     source: Any,
     soundstream: SoundStream,
@@ -209,11 +217,8 @@ def _sounds(
         return None
     hz = soundstream.sample_hz
     if isinstance(source, READY):
-        own = source.sample_hz if isinstance(source, SyntheticSounds) else source.transform.rates["audio"]
-        if own != hz:
-            raise ValueError(f"the sounds have {own} samples a second and the codec {hz}: make the two rates equal")
-        return source
-    _check_length(*length, hz)
+        return at_rate(source, hz, "codec")
+    check_length(*length, hz)
     is_files = isinstance(source, (str, Path)) or hasattr(source, "column_names")
     if is_files and length == (None, None):
         raise ValueError("data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time")

@@ -21,6 +21,15 @@ PAD, BEGIN, END = 256, 257, 258  # after the 256 bytes
 VOCABULARY = 259
 
 
+def bytes_of(text: str, truncation: TruncationNotice) -> bytes:
+    """As many as there is room for beside the begin and end tokens, whole characters cut from the end."""
+    limit, encoded = truncation.max_length - 2, text.encode()
+    if len(encoded) <= limit:
+        return encoded
+    truncation.give(text, len(encoded) + 2)
+    return encoded[:limit].decode(errors="ignore").encode()  # not half a character
+
+
 class ByteTextEncoder(Network):
     """Reads `begin, the bytes of the text, end`: at most `max_length` tokens, whole characters cut from the end.
 
@@ -50,7 +59,7 @@ class ByteTextEncoder(Network):
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """Token ids and which of them are real, on the device of the weights."""
-        rows = [torch.tensor([BEGIN, *self._bytes_of(text), END]) for text in readable(texts)]
+        rows = [torch.tensor([BEGIN, *bytes_of(text, self.truncation), END]) for text in readable(texts)]
         device = self.embed.weight.device
         if not rows:
             empty = torch.empty(0, 2, dtype=torch.long, device=device)
@@ -58,14 +67,6 @@ class ByteTextEncoder(Network):
         ids = pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         return ids, torch.arange(ids.shape[1], device=device) < lengths[:, None]
-
-    def _bytes_of(self, text: str) -> bytes:
-        limit = self.max_length - 2
-        encoded = text.encode()
-        if len(encoded) <= limit:
-            return encoded
-        self.truncation.give(text, len(encoded) + 2)
-        return encoded[:limit].decode(errors="ignore").encode()  # not half a character
 
     def encode(self, texts: Sequence[str]) -> TextEmbedding:
         return self.encode_tokens(*self.tokenize(texts))

@@ -1,6 +1,8 @@
 """What networks share that are conditioned on texts: the encoder, its projection, and which rows learn without their text.
 
-Letters: b batch, t text tokens, e text features, d features.
+In the place of a text may stand codes of a joint space of sounds and texts, which each network embeds by a table of its own.
+
+Letters: b batch, t text tokens, e text features, d features, q quantizers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,10 +40,37 @@ def stacked(first: Context, second: Context) -> Context:
     return Context(*(torch.cat(pair) for pair in pairs))
 
 
+class CodeTable(nn.Module):
+    """Embeddings of the codes that stand for a sound or a text, a table for each quantizer."""
+
+    def __init__(self, num_quantizers: int, codebook_size: int, dim: int):
+        super().__init__()
+        self.num_quantizers, self.codebook_size = num_quantizers, codebook_size
+        self.embedding = nn.Embedding(num_quantizers * codebook_size, dim)
+
+    def check(self, ids: Int[Tensor, "b q"]) -> None:
+        """Raises where there are codes that are not in the tables: they would be read as another quantizer's. (It waits for the device.)"""
+        least, most = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
+        if least < 0 or most >= self.codebook_size:
+            raise ValueError(
+                f"condition_ids hold {least if least < 0 else most}, and the transformer knows 0 to {self.codebook_size - 1}: "
+                "give those it was trained on"
+            )
+
+    def forward(self, ids: Int[Tensor, "b q"]) -> Float[Tensor, "b q e"]:
+        if ids.shape[1] != self.num_quantizers:
+            raise ValueError(
+                f"condition_ids of shape {list(ids.shape)} are not those of {self.num_quantizers} quantizers: "
+                f"give [b, {self.num_quantizers}]"
+            )
+        ids = ids.to(self.embedding.weight.device, torch.long)
+        return self.embedding(ids + torch.arange(self.num_quantizers, device=ids.device) * self.codebook_size)
+
+
 class TextConditioned(Network):
     """A network that may read texts, as strings or embedded; `_build_text` gives it what it needs for that.
 
-    `text_proj` is None where it does not, and `text_encoder` where texts come embedded.
+    `text_proj` is None where it does not, `text_encoder` where texts come embedded, and `code_table` where they do not come as codes.
     """
 
     how_to_read_texts = "condition_on_text=True"  # of the constructor
@@ -50,6 +79,7 @@ class TextConditioned(Network):
     cond_drop_prob: float  # how often a row learns without its text
     text_encoder: ByteTextEncoder | PretrainedTextEncoder | None
     text_proj: nn.Module | None
+    code_table: CodeTable | None
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +97,7 @@ class TextConditioned(Network):
         """
         from helicon.models.text import build_text_encoder
 
-        self.text_encoder, self.text_proj = None, None
+        self.text_encoder, self.text_proj, self.code_table = None, None, None
         if not reads_texts:
             return
         if text_embed_dim is None:
@@ -83,10 +113,10 @@ class TextConditioned(Network):
         A compiled network must not see strings. `multiple_of` pads the length, so that it meets few different ones.
         """
         if self.text_encoder is None:
-            raise ValueError(
-                f"this {type(self).__name__} has no text encoder: "
-                + ("it does not take texts" if self.text_proj is None else "give text_embeds")
-            )
+            instead = "it does not take texts" if self.text_proj is None else "give text_embeds"
+            if self.code_table is not None:
+                instead = "give condition_ids, or the audio_conditioner that makes codes of texts"
+            raise ValueError(f"this {type(self).__name__} has no text encoder: {instead}")
         if isinstance(self.text_encoder, ByteTextEncoder):
             ids, mask = self.text_encoder.tokenize(texts)
             name, values = "text_ids", F.pad(ids, (0, -ids.shape[1] % multiple_of))
@@ -98,9 +128,13 @@ class TextConditioned(Network):
 
     def batch_texts(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The texts of a training batch as the tensors `forward` takes: embedded ones where there are some (padded with zeros, or with
-        their lengths beside them), else those that are read here, outside of what is compiled."""
+        their lengths beside them), else those that are read here, outside of what is compiled. Or the codes in their place."""
         if self.text_proj is None:
             return {}
+        if self.code_table is not None:
+            return {name: batch[name] for name in ("condition_ids",) if name in batch}
+        if "text_mask" in batch:  # read before
+            return {name: batch[name] for name in ("text_ids", "text_embeds", "text_mask") if name in batch}
         if "text_embeds" not in batch:
             return self.read_texts(batch["texts"], TEXT_LENGTHS) if "texts" in batch else {}
         embeds, lengths = batch["text_embeds"], batch.get("text_embeds_lengths")
@@ -122,17 +156,32 @@ class TextConditioned(Network):
         text_embeds: Float[Tensor, "b t e"] | None = None,
         text_mask: Bool[Tensor, "b t"] | None = None,
         text_ids: Int[Tensor, "b t"] | None = None,
+        condition_ids: Int[Tensor, "b q"] | None = None,
     ) -> Context | None:
-        """The texts, projected; None where none are given."""
+        """The texts, or the codes in their place, projected; None where none are given."""
+        if condition_ids is not None:
+            return self._code_context(condition_ids)
         if texts is not None:
             given = self.read_texts(texts)
             text_embeds, text_mask, text_ids = (given.get(name) for name in ("text_embeds", "text_mask", "text_ids"))
+        if text_embeds is not None and self.code_table is not None:
+            raise ValueError(
+                f"this {type(self).__name__} has learned embeddings of its own, of codes: give condition_ids in the place of text_embeds"
+            )
         if text_embeds is None and text_ids is None:
             return None
         if self.text_proj is None:
             raise ValueError(f"this {type(self).__name__} does not take texts: build it with {self.how_to_read_texts}")
         embeddings, mask = self._embedded_text(text_embeds, text_mask, text_ids)
         return Context(self.text_proj(embeddings), mask)
+
+    def _code_context(self, ids: Int[Tensor, "b q"]) -> Context:
+        if self.code_table is None or self.text_proj is None:
+            raise ValueError(
+                f"this {type(self).__name__} takes no condition_ids: build it with audio_text_condition=True and cond_codes"
+            )
+        embeddings = self.text_proj(self.code_table(ids))
+        return Context(embeddings, torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device))
 
     def _embedded_text(
         self, text_embeds: Tensor | None = None, text_mask: Tensor | None = None, text_ids: Tensor | None = None
@@ -154,11 +203,15 @@ class TextConditioned(Network):
 
     def check_texts(self, cond_drop_prob: float = 0.0, **condition: Any) -> None:
         """Raises where the text this network was built for is missing: it would learn without it and say nothing."""
-        given = [name for name in ("texts", "text_embeds", "text_ids") if condition.get(name) is not None]
+        names = ("texts", "text_embeds", "text_ids", "condition_ids")
+        given = [name for name in names if condition.get(name) is not None]
         if len(given) > 1:
             raise ValueError(f"give one of {' and '.join(given)}, not both")
         if self.text_proj is not None and not given and cond_drop_prob < 1:
-            raise ValueError("this network reads texts: give texts or text_embeds (or cond_drop_prob=1 for none)")
+            wanted = "reads texts: give texts or text_embeds"
+            if self.code_table is not None:
+                wanted = "is conditioned on codes: give condition_ids, or a sound and the audio_conditioner that makes codes of it"
+            raise ValueError(f"this network {wanted} (or cond_drop_prob=1 for none)")
 
     def draw_keep(self, rows: int, cond_drop_prob: float) -> Bool[Tensor, "b"] | None:
         """Which rows keep their condition, at random."""

@@ -1,0 +1,1 @@
+"""The demos, one file a kind."""

@@ -1,0 +1,1 @@
+"""The pipelines, one file a kind."""

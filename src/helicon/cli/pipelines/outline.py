@@ -1,0 +1,39 @@
+"""What a pipeline is: what was asked for, the steps that follow from it, and the command that makes more of what comes of them."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from helicon.cli.steps import Step, Work
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    data: str
+    captions: str | None
+    seconds: float | None
+    size: str | None
+    delayed: bool
+
+    @property
+    def has_texts(self) -> bool:
+        return self.captions is not None or self.data == SYNTHETIC
+
+    def sized(self, recipe: str) -> str:
+        """The recipe in the size that was asked for."""
+        return recipe if self.size is None else f"{recipe}-{self.size}"
+
+    def about_data(self) -> list[str]:
+        """Settings of recipes that learn from texts, or from tokens of sounds that may have some."""
+        seconds = [] if self.seconds is None else [f"data.data_max_length_seconds={self.seconds}"]
+        return [*seconds, f"data.captions={json.dumps(self.captions)}"]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    steps: Callable[[Request], Sequence[Step]]  # raises ConfigError for what the kind cannot do
+    next_command: Callable[[Work], str]
