@@ -182,9 +182,6 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that this script runs")
     parser.add_argument("--only", choices=("semantic", "coarse", "fine", "delayed"), help="one stage")
     parser.add_argument("--what", choices=("train", "generate"), help="one half")
-    parser.add_argument(
-        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
-    )
     arguments = report.arguments(parser)
     size = TINY if arguments.tiny else Size()
     rows = []

@@ -1,6 +1,7 @@
 """Shared by the experiments that train for some minutes: how many steps fit into the time, and what the run looked like."""
 
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -67,14 +68,18 @@ def train_for(
 
 
 def _seconds_a_step(trainer: Trainer, steps: int) -> float:
+    """The median of groups of steps: compilers and recorders may still be at work in one of them."""
     for _ in range(steps):
         trainer.train_step()
-    report.synchronize()
-    start = time.monotonic()
-    for _ in range(steps):
-        trainer.train_step()
-    report.synchronize()
-    return (time.monotonic() - start) / steps
+    at_once, times = max(1, steps // 6), []
+    for _ in range(max(1, steps // at_once)):
+        report.synchronize()
+        start = time.monotonic()
+        for _ in range(at_once):
+            trainer.train_step()
+        report.synchronize()
+        times.append((time.monotonic() - start) / at_once)
+    return statistics.median(times)
 
 
 def curves(run: Path, names: Sequence[str], width: int = 480, height: int = 240) -> Image.Image:

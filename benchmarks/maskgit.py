@@ -145,9 +145,6 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that this script runs")
     parser.add_argument("--only", choices=("train", "generate"), help="one half")
     parser.add_argument("--no-ema", action="store_true", help="train without averaged weights")
-    parser.add_argument(
-        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
-    )
     arguments = report.arguments(parser)
     size = TINY if arguments.tiny else Size()
     torch.manual_seed(0)

@@ -207,9 +207,6 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that this script runs")
     parser.add_argument("--only", choices=("autoencoder", "transformer", "compact"), help="one network")
     parser.add_argument("--what", choices=("train", "generate"), help="one half")
-    parser.add_argument(
-        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records CUDA graphs"
-    )
     arguments = report.arguments(parser)
     if arguments.only == "autoencoder" and arguments.what == "generate":
         parser.error("an autoencoder makes no meshes by itself: leave --only or --what out")

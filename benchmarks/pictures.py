@@ -191,6 +191,7 @@ class Experiment:
     run: Path  # keeps networks
     out: Path  # gets pictures and the report
     device: torch.device
+    compiled: str  # how: the trainers' option `compile`
 
 
 # ---------------------------------------------------------------------------------------------------- judging
@@ -253,13 +254,13 @@ def judge_features(experiment: Experiment) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- training for a time
 
 
-def options(steps: int, run: Path) -> dict[str, Any]:
+def options(steps: int, run: Path, compiled: str) -> dict[str, Any]:
     """What both trainings have in common."""
     return {
         "num_train_steps": steps, "optimizer": "muon", "scheduler": "cosine", "warmup_steps": min(200, steps // 10),
         "max_grad_norm": 1.0, "ema_beta": 0.999, "log_every": max(1, steps // 100), "val_every": max(1, steps // 20),
         "save_results_every": 10**9, "save_model_every": 10**9, "tensorboard": False, "results_folder": run,
-        "force_clear_prev_results": True,
+        "force_clear_prev_results": True, "compile": compiled,
     }  # fmt: skip
 
 
@@ -275,7 +276,7 @@ def train_tokenizer(experiment: Experiment, deadline: Deadline) -> list[dict[str
     def build(steps: int, adversary: int, run: Path | None) -> Trainer:
         return VQGanVAETrainer(
             vae, train_dataloader=train, val_dataloader=valid, batch_size=size.tokenizer_batch, lr=1e-3, discr_lr=3e-4,
-            discr_start_step=adversary, apply_grad_penalty_every=16, **options(steps, run or experiment.run / "tokenizer-run"),
+            discr_start_step=adversary, apply_grad_penalty_every=16, **options(steps, run or experiment.run / "tokenizer-run", experiment.compiled),
         )  # fmt: skip
 
     trainer, how = train_for(deadline, size.probe, build, ADVERSARY_FROM)
@@ -325,7 +326,7 @@ def train_maskgit(experiment: Experiment, deadline: Deadline) -> list[dict[str, 
     def build(steps: int, _: int, run: Path | None) -> Trainer:
         return MaskGitTrainer(
             maskgit, train_dataloader=train, val_dataloader=valid, batch_size=size.maskgit_batch, lr=8e-4, wd=0.02,
-            **options(steps, run or experiment.run / "maskgit-run"),
+            **options(steps, run or experiment.run / "maskgit-run", experiment.compiled),
         )  # fmt: skip
 
     trainer, how = train_for(deadline, size.probe, build)
@@ -385,6 +386,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="to train the tokenizer for")
     parser.add_argument("--maskgit-minutes", type=float, default=8.0, help="to train the MaskGit for")
     parser.add_argument("--budget-seconds", type=float, help="for each stage as a whole: it trains less if it must")
+    parser.add_argument("--compile", choices=("auto", "graphs"), default="auto", help="the trainers' option")
     parser.add_argument("--tiny", action="store_true", help="tiny networks and pictures, to see that this script runs")
     parser.add_argument(
         "--run", type=Path, default=Path("runs/pictures"), help="where networks are kept between stages"
@@ -398,7 +400,7 @@ def main() -> None:
     minutes = {"tokenizer": arguments.minutes, "maskgit": arguments.maskgit_minutes}
     start = time.monotonic()
     pictures = load_pictures(arguments.data, size)
-    experiment = Experiment(size, *pictures, arguments.run, arguments.out, report.device())
+    experiment = Experiment(size, *pictures, arguments.run, arguments.out, report.device(), arguments.compile)
     if stages == ["features"]:
         report.show("pictures", judge_features(experiment), arguments.out / "features.json")
         return

@@ -21,6 +21,9 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="print the kernels that took most of the time, and their kinds"
     )
+    parser.add_argument(
+        "--compile", choices=("auto", "graphs"), default="auto", help="the trainer's option: graphs records whole steps"
+    )
     parser.add_argument("--out", type=Path, help="where to write the numbers as json")
     return parser.parse_args()
 

@@ -60,7 +60,7 @@ def time_training(recipe: str, arguments: argparse.Namespace) -> dict[str, Any]:
         trainer = SoundStreamTrainer(
             codec, dataset=Noise(8 * rows, samples), batch_size=rows, num_train_steps=10**6, grad_accum_every=1,
             num_workers=0 if arguments.tiny else 4, apply_grad_penalty_every=0, valid_frac=0, save_results_every=10**6,
-            save_model_every=10**6, tensorboard=False, results_folder=Path(folder) / "run",
+            save_model_every=10**6, tensorboard=False, compile=arguments.compile, results_folder=Path(folder) / "run",
         )  # fmt: skip
 
         def ten_steps() -> None:

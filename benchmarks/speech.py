@@ -5,7 +5,7 @@
     python benchmarks/speech.py --data speech --recipe reference --out report     # the reference's architecture and losses
     python benchmarks/speech.py --data synthetic --tiny --out report              # anywhere, a minute; means nothing
 
-A twentieth of the recordings (chosen by a hash of their names) is held out. The number of steps, and with it the cosine schedule, is
+A tenth of the recordings (chosen by a hash of their names) is held out. The number of steps, and with it the cosine schedule, is
 fitted to the time, and the discriminators take part from `--adversary-from` of them on. Judged with the averaged weights on whole held-out
 recordings (at most `--judged`, of at most 8 s): SI-SDR, log-mel distance, use of the codebooks, and PESQ where the package is installed
 (`pip install pesq`; `--only-pesq` hears what an earlier call has written to `--out`, on a machine that has it). The curves are of the run's
@@ -38,7 +38,7 @@ from helicon.metrics.audio import log_mel_distance, si_sdr
 from helicon.metrics.image import codebook_use, perplexity
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 
-HELD_OUT, LONGEST, RESERVE = 0.05, 8.0, 60  # of the recordings; seconds of one that is judged; seconds for judging
+HELD_OUT, LONGEST, RESERVE = 0.1, 8.0, 45  # of the recordings; seconds of one that is judged; seconds for judging
 SHOWN = 4  # in the picture
 CURVES = ("loss", "valid_si_sdr", "valid_log_mel_distance", "valid_codebook_use")
 
