@@ -287,7 +287,7 @@ DEFECTS = [
         (
             Edit(
                 TASK,
-                "        mask = None if lengths is None else torch.arange(n, device=features.device) < lengths[:, None]\n",
+                "        mask = None if lengths is None else before(lengths, n)\n",
                 "        mask = None\n",
             ),
         ),

@@ -1,10 +1,12 @@
 """`helicon fit-kmeans --data FOLDER -o OUT [--model mel|HUBERT|RUN] ...`: semantic tokens, or codes of what a MuLaN hears."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from helicon.cli.progress import percent
 
 if TYPE_CHECKING:
     from helicon.models.musiclm.mulan import MuLaN
@@ -190,16 +192,3 @@ def sounds(data: str, sample_hz: int, most: int, seed: int, seconds: float) -> A
 def clips(loader: Any) -> Iterator[tuple[Any, Any]]:
     for batch in loader.validation():  # each clip once, in the order of the seed
         yield batch["audio"], batch["audio_lengths"]
-
-
-def percent(what: str, step: int = 10) -> Callable[[int, int], None]:
-    """Tells on stderr how far something is, now and then."""
-    told = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if 100 * done // total >= told + step:
-            told = 100 * done // total // step * step
-            typer.echo(f"{what} {told} %", err=True)
-
-    return tell

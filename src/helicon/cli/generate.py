@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from helicon.cli.progress import progress
 from helicon.config import ConfigError, check, parse_yaml, signature_without
 
 if TYPE_CHECKING:
@@ -207,14 +208,6 @@ def produce(maker: "Maker", samples: int, seed: int, batch_size: int) -> Iterato
                 f"{len(which)} at once do not fit into the GPU's memory: give a smaller --batch-size"
             ) from error
         yield from zip((prompts[index] for index in which), made, strict=True)
-
-
-def progress(things: Iterator[Thing], count: int) -> Iterable[Thing]:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(things, "generate", count, console=console, transient=True, disable=not console.is_terminal)
 
 
 @dataclass(frozen=True)

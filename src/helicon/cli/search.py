@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helicon.cli.fit_kmeans import percent
 from helicon.cli.generate import device, loaded
+from helicon.cli.progress import percent
 from helicon.cli.train import RECIPE_FILE
 from helicon.config import ConfigError, load_recipe
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 import typer
 
 from helicon.cli.fit_kmeans import CLUSTERS, MEL, fit_kmeans
-from helicon.cli.generate import produce, progress, write_folder
+from helicon.cli.generate import produce, write_folder
+from helicon.cli.progress import progress
 from helicon.cli.tokenize import tokenize
 from helicon.cli.train import RECIPE_FILE, run, sections
 from helicon.config import SECTIONS, ConfigError, Recipe, check, load_recipe, parse_yaml, signature_without

@@ -4,13 +4,13 @@ The tokenizer is the family's own (it stands in the registry), the cache `helico
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from helicon.cli.progress import progress_line
 from helicon.config import ConfigError, apply_override, check, signature_without
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ ELSEWHERE = {
     "end_prob": "recordings are encoded from end to end",
     "source": "--data names it",
 }
-NUM_LINES = 20  # of progress, where there is no terminal to draw a bar on
 
 
 def tokenize(
@@ -65,7 +64,7 @@ def tokenize(
     found = factory(**keywords)
     if isinstance(found, TokenCache):
         raise ConfigError(f"--data {data} is a token cache itself: name the files it was made from")
-    with progress_line() as progress:
+    with progress_line("tokenize") as progress:
         try:
             done = make_cache(
                 tokenizer.items(found),
@@ -125,25 +124,3 @@ def differing(keywords: Mapping[str, Any], factory: Callable[..., Any]) -> dict[
 
 def default_workers() -> int:
     return min(8, (os.cpu_count() or 1) - 1)
-
-
-@contextmanager
-def progress_line() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, elsewhere a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("tokenize"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tokenize", total=None)
-        told = 0
-
-        def show(done: int, total: int) -> None:
-            nonlocal told
-            bar.update(task, completed=done, total=total)
-            if not console.is_terminal and done * NUM_LINES // total > told:
-                told = done * NUM_LINES // total
-                typer.echo(f"tokenize {done}/{total}", err=True)
-
-        yield show

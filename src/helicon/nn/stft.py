@@ -16,6 +16,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from helicon.nn.lengths import before
+
 
 def check_framing(n_fft: int, hop: int, win_length: int) -> None:
     """Whether frames of these sizes can be put together to sound again."""
@@ -51,13 +53,13 @@ def istft(
         frames = torch.fft.irfft(spectrum.transpose(1, 2), n_fft) * window  # [b, t, n_fft]
         weights = window.square().expand(1, count, n_fft)
         if lengths is not None:
-            is_frame = (torch.arange(count, device=spectrum.device) < lengths[:, None])[..., None]
+            is_frame = before(lengths, count)[..., None]
             frames, weights = torch.where(is_frame, frames, 0.0), weights * is_frame
         audio, weight = _added(frames, hop), _added(weights, hop)
         if lengths is None:
             return audio / weight
         # (Past the end there is nothing to divide by.)
-        is_sound = torch.arange(audio.shape[-1], device=audio.device) < lengths[:, None] * hop
+        is_sound = before(lengths * hop, audio.shape[-1])
         return torch.where(is_sound, audio / torch.where(is_sound, weight, 1.0), 0.0)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from helicon.nn.bins import discretize, undiscretize
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 
 MOST_TOKENS_PER_FACE = 6  # so 4,000 faces are at most 24,000 tokens; of real meshes, with 2.4 a face, about 9,600
@@ -105,7 +106,7 @@ class CompactMeshTokenizer(Network):
         rows = [self._corners(row) for row in codes]
         lengths = torch.tensor([len(row) for row in rows])
         coords = pad_sequence(rows, batch_first=True, padding_value=torch.nan).to(codes.device)
-        mask = torch.arange(coords.shape[1]) < lengths[:, None]
+        mask = before(lengths, coords.shape[1])
         return coords, mask.to(codes.device)
 
     def _tokens(self, vertices: Float[Tensor, "v 3"], faces: Int[Tensor, "f 3"]) -> Int[Tensor, "n"]:

@@ -25,6 +25,7 @@ from helicon.engine.task import Batch
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
 from helicon.models.meshgpt.transformer import MeshTransformer
+from helicon.nn.lengths import before
 
 LENGTHS = 16  # faces (and vertices) that batches are padded to a multiple of, for a network that is compiled to meet few sizes
 MOST_FACES = 2**31 - 1  # of a mesh in a token cache
@@ -171,7 +172,7 @@ def _padded_faces(batch: Batch) -> Int[Tensor, "b f n"]:
     faces = batch["faces"]
     if "faces_lengths" not in batch:
         return faces
-    is_face = torch.arange(faces.shape[1]) < batch["faces_lengths"][:, None]
+    is_face = before(batch["faces_lengths"], faces.shape[1])
     return faces.masked_fill(~is_face[..., None], PADDING)
 
 

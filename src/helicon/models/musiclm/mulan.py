@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from helicon.models.musiclm.contrastive import ContrastiveLoss
 from helicon.models.musiclm.pretrained import AudioTower, TextTower
-from helicon.models.musiclm.spectrogram import before
 from helicon.models.musiclm.towers import one_of
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.norms import RMSNorm
 from helicon.nn.resample import resample

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.musiclm.spectrogram import before
 from helicon.models.musiclm.towers import (
     AudioSpectrogramTransformer,
     Lengths,
@@ -27,6 +26,7 @@ from helicon.models.musiclm.towers import (
 )
 from helicon.models.text.pretrained import PretrainedTextEncoder
 from helicon.nn.frozen import Frozen, pretrained_name, read_model, read_pretrained
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.transformer import Transformer
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helicon.metrics.audio import LOG_FLOOR, mel_filterbank, mel_spectrogram
+from helicon.nn.lengths import before
 
 CENTRE, SPREAD = -6.0, 3.0  # of the logarithm of a magnitude, which is about 0 for the loudest tone
 SILENCE = (math.log(LOG_FLOOR) - CENTRE) / SPREAD
@@ -83,11 +84,6 @@ class LogMel:
         levels = rearrange((logarithms - CENTRE) / SPREAD, "b m t -> b t m")[:, 1:]
         # (The last frames of a sound reach beyond its end.)
         return levels if lengths is None else silent_after(levels, self.num_frames(lengths))
-
-
-def before(lengths: Lengths, size: int) -> Bool[Tensor, "b size"]:
-    """Which of `size` places lie before the end of each row."""
-    return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def silent_after(levels: Float[Tensor, "b t m"], lengths: Lengths) -> Float[Tensor, "b t m"]:

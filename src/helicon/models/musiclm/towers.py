@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from helicon.models.musiclm.spectrogram import SILENCE, Augmentation, LogMel, before, patched, silent_after
+from helicon.models.musiclm.spectrogram import SILENCE, Augmentation, LogMel, patched, silent_after
 from helicon.models.text.base import TruncationNotice, readable
 from helicon.models.text.byte import BEGIN, END, VOCABULARY, bytes_of
 from helicon.nn.attention import OffsetBias
+from helicon.nn.devices import sent
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.transformer import Layer, Transformer, run_layer
 
@@ -337,7 +339,7 @@ class TextTransformer(Tower):
         ids = pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
         ids = F.pad(ids, (0, min(-ids.shape[1] % multiple_of, self.max_seq_len - ids.shape[1])), value=self.pad_id)
         mask = before(torch.tensor([len(row) for row in rows]), ids.shape[1])
-        return {"x": ids.to(self.device), "mask": mask.to(self.device)}
+        return {"x": sent(ids, self.device), "mask": sent(mask, self.device)}
 
     def check_ids(self, ids: Int[Tensor, "b n"]) -> None:
         """Raises where there are ids that this network does not know; for ids on the host, as a device would have to be waited for."""

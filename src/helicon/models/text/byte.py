@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from helicon.models.text.base import TextEmbedding, TruncationNotice, readable
+from helicon.nn.devices import sent
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.transformer import Transformer
 
@@ -64,9 +66,9 @@ class ByteTextEncoder(Network):
         if not rows:
             empty = torch.empty(0, 2, dtype=torch.long, device=device)
             return empty, empty.bool()
-        ids = pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        return ids, torch.arange(ids.shape[1], device=device) < lengths[:, None]
+        ids = pad_sequence(rows, batch_first=True, padding_value=PAD)
+        mask = before(torch.tensor([len(row) for row in rows]), ids.shape[1])
+        return sent(ids, device), sent(mask, device)
 
     def encode(self, texts: Sequence[str]) -> TextEmbedding:
         return self.encode_tokens(*self.tokenize(texts))

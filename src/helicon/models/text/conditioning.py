@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from helicon.models.text.byte import ByteTextEncoder
 from helicon.models.text.pretrained import PretrainedTextEncoder
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.norms import RMSNorm
 
@@ -142,7 +143,7 @@ class TextConditioned(Network):
             return {"text_embeds": embeds}
         return {
             "text_embeds": embeds,
-            "text_mask": torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None],
+            "text_mask": before(lengths, embeds.shape[1]),
         }
 
     def encode_text(self, texts: Sequence[str]) -> Float[Tensor, "b t e"]:

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from helicon.models.text.base import TextEmbedding, TruncationNotice, readable
 from helicon.models.text.cache import EmbeddingCache
+from helicon.nn.devices import sent
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 
 
@@ -88,8 +90,8 @@ class PretrainedTextEncoder(Network):
         length = max([1, *map(len, rows)])  # a text of no tokens is one padded token
         padded = pad_sequence([torch.zeros(length, self.dim, dtype=self.dtype), *rows], batch_first=True)[1:]
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
-        mask = torch.arange(length) < lengths[:, None]
-        return TextEmbedding(padded.to(self.device), mask.to(self.device))
+        mask = before(lengths, length)
+        return TextEmbedding(sent(padded, self.device), sent(mask, self.device))
 
     forward = encode
 

@@ -20,6 +20,7 @@ from helicon.metrics.audio import LOG_FLOOR, mel_filterbank
 from helicon.models.soundstream.codecs import Codec, EncodecWrapper
 from helicon.models.voicebox.vocoder import MelSettings, Vocoder, mel_settings
 from helicon.nn.frozen import pretrained_name, read_pretrained
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.resample import resample
 from helicon.nn.stft import griffin_lim, nonnegative_inverse
@@ -212,7 +213,7 @@ def _filled_after(
     """`fill` after the first `lengths` of each row, whatever stands there."""
     if lengths is None:
         return values
-    is_real = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
+    is_real = before(lengths, values.shape[1])
     return torch.where(is_real.reshape(*is_real.shape, *[1] * (values.ndim - 2)), values, fill)
 
 

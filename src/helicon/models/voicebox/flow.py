@@ -21,6 +21,8 @@ from torch import Tensor
 from helicon.models.voicebox.model import VoiceBox, repeated
 from helicon.models.voicebox.solving import Drawn, Evaluator, Prompt, Solving, canvas
 from helicon.nn.capture import evaluating
+from helicon.nn.devices import sent
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 
 Sound = Float[Tensor, "b w"] | Float[Tensor, "b n d"]  # a wave, or its features
@@ -271,7 +273,7 @@ class ConditionalFlowMatcherWrapper(Network):
             said = {"semantic_token_ids": self.heard(x1, lengths, input_sampling_rate)}
         features, frames = self._framed(x1, lengths, input_sampling_rate)
         if frames is not None:
-            mask = torch.arange(features.shape[1], device=features.device) < frames[:, None]
+            mask = before(frames, features.shape[1])
         ids = self._ids(said, phoneme_durations, features.shape[1])
         if ids is None and self.voicebox.condition_on_text:
             raise ValueError(f"this VoiceBox learns what is said: give one of {', '.join(SAID)}")
@@ -302,7 +304,7 @@ class ConditionalFlowMatcherWrapper(Network):
         """Tokens of texts, -1 past the end of a row."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer to read texts with: build this with tokenizer=..., or give ids")
-        return self.tokenizer(texts).to(self.device)
+        return sent(self.tokenizer(texts), self.device)
 
     def _ids(self, said: Said, durations: Durations | None, n: int | None = None) -> Int[Tensor, "b m"] | None:
         """The tokens that are given, in one of the ways there are; with durations one for each of n frames."""

@@ -22,6 +22,7 @@ from helicon.models.voicebox.model import repeated
 from helicon.models.voicebox.solving import Drawn, Evaluator
 from helicon.models.voicebox.text import PADDING, PhonemeInventory
 from helicon.nn.capture import evaluating
+from helicon.nn.lengths import before
 
 MAX_SHOWN = 4
 READ = "read"  # where a batch keeps what was made of it
@@ -80,7 +81,7 @@ class VoiceBoxTask(Task):
         """Features and tokens of a batch: here frozen networks run, and texts are read."""
         features, lengths = self.features(batch)
         n = features.shape[1]
-        mask = None if lengths is None else torch.arange(n, device=features.device) < lengths[:, None]
+        mask = None if lengths is None else before(lengths, n)
         found = Framed(features, mask, None, {})
         if not self.model.voicebox.condition_on_text:
             return found

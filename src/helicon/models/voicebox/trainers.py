@@ -27,6 +27,7 @@ from helicon.models.voicebox.model import VoiceBox
 from helicon.models.voicebox.task import VoiceBoxTask
 from helicon.models.voicebox.text import CharacterTokenizer, PhonemeInventory, PhonemeTokenizer, SymbolTokenizer
 from helicon.models.voicebox.vocoder import Vocoder
+from helicon.nn.lengths import before
 from helicon.nn.network import Network, load_network
 
 WARMUP = ("warmup_steps", "num_warmup_steps")
@@ -144,7 +145,7 @@ class VoiceBoxTrainer(Trainer):
         with torch.no_grad(), self._mode(False):
             for batch in batches:
                 features, lengths = task.features(self.runtime.to_device(self.prepare(batch)))
-                real = features if lengths is None else features[_mask(lengths, features.shape[1])]
+                real = features if lengths is None else features[before(lengths, features.shape[1])]
                 frames.append(real.reshape(-1, real.shape[-1]))
         model = self.unwrapped_cfm
         model.fit_normalisation(torch.cat(frames)[None])
@@ -179,10 +180,6 @@ def _utterances(source: SpeechSource, cfm: ConditionalFlowMatcherWrapper) -> Any
     if not isinstance(cfm.tokenizer, PhonemeInventory):
         return source.at(space, names=None if cfm.tokenizer is None else ())
     return source.at(space, cfm.tokenizer, SPOKEN if cfm.voicebox.alignment == "frames" else SPOKEN[:1])
-
-
-def _mask(lengths: Tensor, n: int) -> Tensor:
-    return torch.arange(n, device=lengths.device) < lengths[:, None]
 
 
 def _num_steps(

@@ -20,6 +20,7 @@ from helicon.metrics.audio import LOG_FLOOR, mel_filterbank, mel_spectrogram
 from helicon.models.soundstream.discriminators import BandDiscriminator, Discriminators, PeriodDiscriminator
 from helicon.models.soundstream.losses import AdversarialKind, CodecLoss, MelLoss
 from helicon.nn.convnext import ConvNeXtBlock
+from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.stft import check_framing, istft
 
@@ -86,7 +87,7 @@ class MelToWave(nn.Module):
     ) -> Float[Tensor, "b n"]:
         mask = None
         if lengths is not None:
-            mask = torch.arange(log_mel.shape[1], device=log_mel.device) < lengths[:, None]
+            mask = before(lengths, log_mel.shape[1])
             log_mel = torch.where(mask[..., None], log_mel, SILENCE)
         x = log_mel / -SILENCE + 1  # silence is 0, as is what lies beyond the ends
         x = self.embed(rearrange(x, "b t m -> b m t"))

@@ -1,0 +1,11 @@
+"""From the host to a device."""
+
+import torch
+from torch import Tensor
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, without waiting for what the device still has to do: a copy out of memory that is not pinned would."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
