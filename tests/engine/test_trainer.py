@@ -42,6 +42,19 @@ def test_an_earlier_run_is_cleared_when_asked() -> None:
     assert not any(Path("run").iterdir())
 
 
+def test_the_folder_of_a_run_that_never_began_is_free() -> None:
+    """The mistake is found at the first batch, and the command that puts it right needs no other folder."""
+    Path("run").mkdir()
+    for name in ("recipe.yaml", ".lock", "bad_files.txt"):
+        Path("run", name).write_text("")
+    trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=2)
+    with trainer.session(), pytest.raises(BlockingIOError, match="another process is training in run"):
+        ToyTrainer(line_task(), results_folder="run")
+    trainer.train()
+    with pytest.raises(FileExistsError, match="already holds something"):
+        ToyTrainer(line_task(), results_folder="run")
+
+
 def test_save_never_replaces_what_is_no_checkpoint() -> None:
     trainer = ToyTrainer(line_task(), results_folder="run", num_train_steps=2)
     trainer.train()

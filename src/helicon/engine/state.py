@@ -47,12 +47,13 @@ RUN_CONTENTS = {
     *(CHECKPOINTS_FOLDER, STAGES_FOLDER, "samples", "tensorboard"),
     *("recipe.yaml", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
 }
+BEFORE_A_STEP = {"recipe.yaml", "bad_files.txt", LOCK_FILE}  # what is left of a run that failed before it had learned anything
 
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
-    """Makes the run's folder. One that holds something is never wiped or asked about, only refused."""
+    """Makes the run's folder. One that holds something is never wiped or asked about, only refused; but for a run that never began."""
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    taken, foreign = bool(found), [name for name in found if name not in RUN_CONTENTS]
+    taken, foreign = not BEFORE_A_STEP.issuperset(found), [name for name in found if name not in RUN_CONTENTS]
     runtime.wait()  # every process has looked before one of them writes
     if taken and not resume and not clear:
         raise FileExistsError(
@@ -68,6 +69,9 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
             with checkpoint.locked(folder):  # not from under a run that still goes on
                 shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if found and not taken:
+            with checkpoint.locked(folder):  # nor into one that only just begins
+                pass
     runtime.wait()
 
 
