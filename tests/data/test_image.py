@@ -311,10 +311,15 @@ def test_a_users_own_dataset():
     assert torch.equal(data[0]["images"], picture)
     assert data[1]["texts"] == "a" and data[2]["texts"] == "b" and data[2]["images"].shape == (3, 8, 8)
     assert (data[3]["images"] - picture).abs().max() < 1 / 255
+    sharp = (picture * 1.2 - 0.1).half()  # a little beyond black and white
+    assert torch.equal(image_data(Own(sharp), 8)[0]["images"], sharp)
     assert torch.equal(image_data(Own((picture, 7)), 8, ds_fields=("images", "_"))[0]["images"], picture)
     for wrong, problem in [
         (image_data(Own((picture, 7)), 8), r"fit no fields: found float32 \[3, 8, 8\], int.*ds_fields"),
         (image_data(Own(picture), 9), r"item 0 is an image of shape \(3, 8, 8\), not \(3, 9, 9\)"),
+        (image_data(Own(torch.ones(3, 8, 8) * 255), 8), r"values from 255 to 255: floats must lie in \[0, 1\]"),
+        (image_data(Own(torch.ones(3, 8, 8) * -1), 8), "values from -1 to -1"),
+        (image_data(Own(picture / 0 * 0), 8), "values from nan to nan"),
     ]:
         with pytest.raises(ValueError, match=problem):
             wrong[0]

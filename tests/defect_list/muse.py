@@ -127,7 +127,7 @@ DEFECTS = [
         (
             Edit(
                 ENCODER,
-                "        return TextEmbedding(padded.to(self.device), mask.to(self.device))\n",
+                "        return TextEmbedding(sent(padded, self.device), sent(mask, self.device))\n",
                 "        padded.to(self.device)\n        return TextEmbedding(padded, mask)\n",
             ),
         ),

@@ -26,6 +26,7 @@ from helicon.data.files import Files, find_files, read_manifest
 from helicon.data.paired import CaptionSource, ColumnCaptions, Paired, captions_of, check_columns
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png")
+MAX_OVERSHOOT = 0.25  # how far a picture that was scaled by a sharp filter may go beyond black and white
 
 # What Pillow raises for damaged and foreign files: its decoders are many, and each fails in its own way.
 DECODING_ERRORS = (
@@ -201,8 +202,13 @@ class TensorImages(View):
                 "let the dataset return PIL images, or tensors of that shape, or change image_size or channels"
             )
         if image.dtype == torch.uint8:
-            image = image.float() / 255
-        return {**sample, "images": image}
+            return {**sample, "images": image.float() / 255}
+        low, high = (float(value) for value in image.aminmax())
+        if not (low > -MAX_OVERSHOOT and high < 1 + MAX_OVERSHOOT):  # or one of them is NaN
+            raise ValueError(
+                f"item {index} is an image with values from {low:.4g} to {high:.4g}: floats must lie in [0, 1]"
+            )
+        return sample
 
 
 def image_data(

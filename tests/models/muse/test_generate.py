@@ -221,6 +221,11 @@ def test_only_the_likeliest_tokens_are_drawn():
         ({"timesteps": 0}, "timesteps=0"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"topk_filter_thres": 1.5}, "topk_filter_thres=1.5"),
+        ({"temperature": math.nan}, "temperature=nan must be a finite number"),
+        ({"topk_filter_thres": math.nan}, "topk_filter_thres=nan"),
+        ({"choice_temperature": -math.inf}, "choice_temperature=-inf"),
+        ({"cond_scale": math.inf}, "cond_scale=inf"),
+        ({"critic_noise_scale": math.nan}, "critic_noise_scale=nan"),
     ],
 )
 def test_senseless_options_are_refused(options: dict[str, Any], said: str):
@@ -430,6 +435,9 @@ def test_one_text_may_make_many_pictures():
     assert len(many.flatten(1).unique(dim=0)) > 1
     with pytest.raises(ValueError, match="batch_size=3"):
         maskgit.generate(TEXTS, batch_size=3, return_ids=True)
+    for none in ({"batch_size": -3}, {"texts": ["a"], "batch_size": 0}, {"texts": []}):
+        with pytest.raises(ValueError, match="pictures cannot be made: give at least one text"):
+            maskgit.generate(**none, return_ids=True)
 
 
 @pytest.mark.parametrize("conditions", ["classes", "embedded", "nothing"])
@@ -447,6 +455,12 @@ def test_conditions_of_every_kind(conditions: str):
     maskgit = build(options)
     results = [maskgit.generate(**given, seed=0, timesteps=3, return_ids=True) for given in (one, other)]
     assert results[0].shape == (2, 4, 4) and torch.equal(*results) == (conditions == "nothing")
+
+
+@pytest.mark.parametrize("classes", [[0, 7], torch.tensor([0, 7])])
+def test_a_class_that_is_not_there_is_refused(classes: Any):
+    with pytest.raises(ValueError, match="there is no class 7: this MaskGit knows 0 to 2"):
+        build({"num_classes": 3}).generate(classes=classes, timesteps=1, return_ids=True)
 
 
 def test_self_conditioning_passes_embeddings_on():
@@ -498,7 +512,28 @@ def test_pictures_lie_between_0_and_1_and_modes_are_put_back():
     assert maskgit.transformer.training and not maskgit.transformer.layers.training and not maskgit.vae.training
     ids = maskgit.generate(TEXTS, timesteps=2, seed=0, return_ids=True)
     torch.testing.assert_close(maskgit.vae.decode_from_ids(ids).clamp(0, 1), images)
-    assert maskgit.generate(TEXTS, timesteps=2, fmap_size=3).shape == (2, 3, 12, 12)
+
+
+@pytest.mark.parametrize("size", [13, 15])
+def test_pictures_have_the_size_asked_for_though_their_last_tokens_reach_further(size: int):
+    torch.manual_seed(0)
+    maskgit = MaskGit(size, MaskGitTransformer(**SIZES, condition_on_text=False), vae=tokenizer())
+    made, ids = (maskgit.generate(timesteps=1, seed=0, return_ids=return_ids) for return_ids in (False, True))
+    assert made.shape == (1, 3, size, size)
+    assert torch.equal(made, maskgit.vae.decode_from_ids(ids)[..., :size, :size].clamp(0, 1))
+    everything = {"images": ids, "repaint": torch.ones(1, 4, 4, dtype=torch.bool)}
+    assert maskgit.generate(**everything, timesteps=1).shape == (1, 3, size, size)
+
+
+@pytest.mark.parametrize("side", [0, -2, 2, 9])
+def test_a_grid_whose_places_are_not_learned_is_refused(side: int):
+    maskgit = build({"condition_on_text": False})
+    with pytest.raises(ValueError, match=f"fmap_size={side}, .* places of 4 tokens a side alone: leave it out"):
+        maskgit.generate(fmap_size=side, timesteps=1, return_ids=True)
+    assert maskgit.generate(fmap_size=4, timesteps=1, return_ids=True).shape == (1, 4, 4)
+    wide = torch.zeros(1, 2, 8, dtype=torch.long)  # as many tokens, at other places
+    with pytest.raises(ValueError, match="a picture of 2 x 8 tokens"):
+        maskgit.generate(images=wide, repaint=wide == 0, timesteps=1, return_ids=True)
 
 
 def test_dropout_does_not_act():

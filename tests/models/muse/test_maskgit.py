@@ -199,6 +199,18 @@ def test_it_learns_from_token_ids_without_a_vae():
         maskgit(torch.zeros(2, 3, 4, 4, dtype=torch.long))
 
 
+def test_it_learns_the_places_of_one_grid_alone():
+    """Others' tokens would be learned at places that are not theirs."""
+    maskgit = build(vae=tokenizer())
+    said = "a picture of 2 x 2 tokens .* 4 x 4, those of image_size=16: give pictures of that size"
+    for smaller in (pictures(3, 3, 8, 8), torch.zeros(3, 2, 2, dtype=torch.long)):
+        with pytest.raises(ValueError, match=said):
+            maskgit(smaller)
+    for other, grid in ((pictures(3, 3, 8, 32), "2 x 8"), (token_ids(3, 15), "15")):
+        with pytest.raises(ValueError, match=f"a picture of {grid} tokens"):
+            maskgit(other)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_pictures_of_any_precision_are_pictures(dtype: torch.dtype):
     """D-X8: the reference takes half precision pictures for token ids."""
@@ -308,7 +320,11 @@ def refusals() -> list[tuple[dict[str, Any], str]]:
         ({"vae": tokenizer(), "cond_image_size": 8}, "cond_num_tokens"),
         ({"token_critic": transformer(TokenCritic, num_classes=2)}, "its num_classes is 2"),
         ({"token_critic": transformer(TokenCritic), "self_token_critic": True}, "not both"),
+        ({"token_critic": transformer(TokenCritic, condition_on_text=False, seq_len=4)}, "its seq_len is 4 and not 16"),
         ({"noise_schedule": torch.sin}, "must fall from 1 to 0"),
+        ({"cond_drop_prob": 2.0}, "cond_drop_prob=2.0 is a probability"),
+        ({"self_cond_prob": -0.1}, "self_cond_prob=-0.1"),
+        ({"no_mask_token_prob": math.nan}, "no_mask_token_prob=nan"),
         (
             {
                 "transformer_options": {**plain, "cond_num_tokens": 8},

@@ -7,6 +7,7 @@ import torch
 
 import helicon
 from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.pictures import PictureMaker
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
@@ -15,11 +16,12 @@ BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}
 TEXTS = ["a", "bb"]
 
 
-def maskgit(image_size: int, cond_image_size: int | None = None, channels: int = 3) -> MaskGit:
+def maskgit(image_size: int, cond_image_size: int | None = None, channels: int = 3, **condition: Any) -> MaskGit:
     torch.manual_seed(image_size)
     vae = VQGanVAE(dim=8, layers=2, encdec_resnet_groups=4, codebook_size=16, channels=channels)
+    condition = condition or {"t5_name": BYTES}
     transformer = MaskGitTransformer(
-        num_tokens=16, dim=20, seq_len=(image_size // 4) ** 2, depth=1, heads=2, dim_head=6, t5_name=BYTES
+        num_tokens=16, dim=20, seq_len=(image_size // 4) ** 2, depth=1, heads=2, dim_head=6, **condition
     )
     return MaskGit(image_size, transformer, vae=vae, cond_image_size=cond_image_size)
 
@@ -78,3 +80,23 @@ def test_saved_is_loaded_with_all_stages(tmp_path: Path):
 def test_the_second_must_enlarge():
     with pytest.raises(ValueError, match="cond_image_size"):
         Muse(maskgit(16), maskgit(32))
+    with pytest.raises(ValueError, match=r"base makes pictures of 16 pixels .* enlarge those of 8: pair stages"):
+        Muse(maskgit(16), maskgit(32, 8))
+
+
+def test_the_second_need_not_read_what_the_first_does():
+    superres = maskgit(32, 16, condition_on_text=False, cond_num_tokens=16)
+    how = {"timesteps": 2, "seed": 0, "return_lowres": True, "return_pil_images": False}
+    large, small = Muse(maskgit(16), superres)(TEXTS, negative_texts=["c"], **how)
+    assert torch.equal(large, superres.generate(cond_images=small, timesteps=2, seed=0))
+    large, _ = Muse(maskgit(16, num_classes=3), superres)(None, classes=[0, 2], **how)
+    assert large.shape == (2, 3, 32, 32)
+    with pytest.raises(ValueError, match="does not take texts"):
+        Muse(maskgit(16, condition_on_text=False), maskgit(32, 16))(TEXTS, **how)
+
+
+def test_negative_texts_that_tell_pictures_apart_are_among_the_words_of_each():
+    make = lambda *negative: PictureMaker(maskgit(16), texts=["a"], negative_texts=list(negative), timesteps=1)
+    maker = make("b", "c")
+    assert maker.prompts == ["a, not b", "a, not c"] and len(maker.make([0, 1], seed=0)) == 2
+    assert make("b").prompts == ["a"]

@@ -1,4 +1,5 @@
 import copy
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -277,8 +278,12 @@ def test_maskgit_learns_the_same_from_pictures_and_from_their_tokens():
     assert loss_of(task, {**embedded, "text_embeds_lengths": lengths - 3}).total != from_pictures.total
     assert from_pictures.total.requires_grad and set(from_pictures.parts) == {"cross_entropy", "accuracy"}
     assert "critic" in loss_of(MaskGitTask(maskgit(self_token_critic=True)), pictures).parts
-    with pytest.raises(ValueError, match="reads texts"):
+    with pytest.raises(
+        ValueError, match=r"reads texts, .* data\.captions=beside, column or folder in a recipe.*text_embeds"
+    ):
         task.forward({"ids": ids})
+    with pytest.raises(ValueError, match=r"conditioned on classes, .* in Python .* \(data\.captions=folder\)"):
+        MaskGitTask(maskgit({"num_classes": 3})).forward({"ids": ids, "texts": TEXTS})
 
 
 def test_maskgit_s_tokenizers_are_frozen_and_outside_of_what_is_trained():
@@ -374,6 +379,15 @@ def test_samples_of_texts_of_ones_own_of_classes_and_of_nothing():
     for network in (maskgit({"num_classes": 4}), maskgit(cond_image_size=16)):
         with pytest.raises(ValueError, match="leave them out"):
             MaskGitTask(network, sample_texts=["a"])
+
+
+def test_samples_that_cannot_be_made_are_refused_before_training():
+    for options, said in (
+        ({"sample_timesteps": 0}, "timesteps=0"),
+        ({"sample_cond_scale": math.nan}, "cond_scale=nan"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            MaskGitTask(maskgit(), **options)
 
 
 def test_maskgit_every_weight_learns_in_every_step():

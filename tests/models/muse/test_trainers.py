@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import helicon
 from helicon.data.synthetic import SyntheticShapes
 from helicon.models.muse.maskgit import MaskGit
-from helicon.models.muse.trainers import MaskGitTrainer, build_maskgit
+from helicon.models.muse.trainers import MaskGitTrainer, build_maskgit, training_images
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
 
@@ -91,6 +91,20 @@ def test_pictures_are_not_mirrored_unless_asked():
         assert len(seen) == kinds
 
 
+def test_a_data_section_mirrors_pictures_without_captions_alone_unless_asked():
+    Path("pictures").mkdir()
+    Image.linear_gradient("L").convert("RGB").rotate(90).save("pictures/0.png")
+    Path("pictures/0.txt").write_text("dark to the left")
+
+    def is_mirrored(**options: Any) -> bool:
+        data = training_images("pictures", 16, **options)
+        seen = [data.fetch(0, torch.Generator().manual_seed(seed))["images"] for seed in range(12)]
+        return any(not torch.equal(seen[0], other) for other in seen)
+
+    assert is_mirrored() and not is_mirrored(augment=False)
+    assert not is_mirrored(captions="beside") and is_mirrored(captions="beside", augment=True)
+
+
 @pytest.mark.parametrize("kind", ["dicts", "tuples", "dataloader"])
 def test_token_ids_without_a_tokenizer(kind: str):
     generator = torch.Generator().manual_seed(0)
@@ -128,6 +142,26 @@ def test_samples_that_fit_no_field_are_refused():
         trained(network, dataset=Items([{"texts": "a"}] * 8))
     with pytest.raises(ValueError, match="entry 'id'"):
         trained(network, dataset=Items([{"id": torch.zeros(16)}] * 8), results_folder="other")
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"ids": torch.full((4, 4), 64)}, "has 64 among its ids, and this MaskGit knows 0 to 63"),
+        ({"ids": torch.full((16,), -1)}, "has -1 among its ids"),
+        ({"ids": torch.zeros(2, 2, dtype=torch.long)}, "a picture of 2 x 2 tokens"),
+        ({"classes": 7, "images": torch.zeros(3, 16, 16)}, "has 7 among its classes, and this MaskGit knows 0 to 2"),
+        ({"images": torch.full((3, 16, 16), 255.0)}, "values from 255 to 255"),
+    ],
+)
+def test_samples_out_of_range_are_refused(sample: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        trained(maskgit({"num_classes": 3}), dataset=Items([{"classes": 0, **sample}] * 8))
+
+
+def test_made_up_pictures_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"2 x 2 tokens .* image_size=16: .*\(data\.image_size in a recipe\)"):
+        trained(maskgit(), dataset=SyntheticShapes(8, 8))
 
 
 def test_the_loss_falls_on_tokens_that_follow_from_the_text():

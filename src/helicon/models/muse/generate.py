@@ -14,6 +14,7 @@ Letters: b batch, r rows of the network (2 b under guidance: with the condition,
 h and w the sides of the token grid.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -81,6 +82,9 @@ class Decoding:
     def __post_init__(self) -> None:
         if self.timesteps < 1:
             raise ValueError(f"timesteps={self.timesteps} must be at least 1")
+        for name in ("temperature", "topk_filter_thres", "choice_temperature", "cond_scale", "critic_noise_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must not be negative (0 takes the likeliest token)")
         if not 0 <= self.topk_filter_thres <= 1:

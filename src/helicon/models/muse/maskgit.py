@@ -94,6 +94,14 @@ class MaskGit(Network):
             self.arguments |= {"token_critic": None, "self_token_critic": True}
         if cond_vae is not None and cond_image_size is None:
             raise ValueError("cond_vae belongs to super-resolution: give cond_image_size too")
+        probabilities = {
+            "cond_drop_prob": cond_drop_prob,
+            "self_cond_prob": self_cond_prob,
+            "no_mask_token_prob": no_mask_token_prob,
+        }
+        for name, value in probabilities.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is a probability: it must be between 0 and 1")
         self.image_size, self.cond_image_size = image_size, cond_image_size
         self.cond_drop_prob, self.self_cond_prob = cond_drop_prob, self_cond_prob
         self.no_mask_token_prob, self.critic_loss_weight = no_mask_token_prob, critic_loss_weight
@@ -141,6 +149,7 @@ class MaskGit(Network):
         if isinstance(critic, Transformer):
             for name in (
                 "num_tokens",
+                "seq_len",
                 "t5_name",
                 "text_embed_dim",
                 "num_classes",
@@ -191,16 +200,33 @@ class MaskGit(Network):
             images = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
         return token_ids(self.cond_vae, images)
 
-    def _ids(self, images_or_ids: Tensor) -> Int[Tensor, "b n"]:
+    def _ids(self, images_or_ids: Tensor) -> Int[Tensor, "b ..."]:
         """Pictures are floats of any precision, [b, c, h, w]; ids are integers, [b, n] or [b, h, w]."""
         if images_or_ids.is_floating_point():
-            return self.tokenize(images_or_ids).flatten(1)
+            return self.tokenize(images_or_ids)
         if images_or_ids.ndim not in (2, 3):
             raise ValueError(
                 f"integers of shape {tuple(images_or_ids.shape)} are neither token ids [b, n] or [b, h, w] nor pictures, "
                 f"which are floats in [0, 1]"
             )
-        return images_or_ids.flatten(1)
+        return images_or_ids
+
+    def _check_grid(self, *grid: int) -> None:
+        """Raises where tokens, in a grid or in a row, are not those of one picture: places are learned, and theirs would be others'."""
+        side = self.fmap_size
+        if grid not in ((side, side), (side * side,)):
+            raise ValueError(
+                f"a picture of {' x '.join(map(str, grid))} tokens is none for this MaskGit, which knows the places of "
+                f"{side} x {side}, those of image_size={self.image_size}: give pictures of that size (data.image_size in a recipe)"
+            )
+
+    def check_classes(self, classes: Sequence[int]) -> None:
+        """Raises where there are classes that this MaskGit, which must have some, does not know."""
+        assert self.transformer.class_emb is not None
+        last = self.transformer.class_emb.num_embeddings - 1
+        for number in classes:
+            if not 0 <= number <= last:
+                raise ValueError(f"there is no class {number}: this MaskGit knows 0 to {last}")
 
     def _low_resolution_ids(
         self, images_or_ids: Tensor | None, cond_images: Tensor | None, cond_token_ids: Tensor | None
@@ -243,6 +269,8 @@ class MaskGit(Network):
         token. `sample_temperature` is that of the tokens the critic is shown; by default random for each batch.
         """
         ids = self._ids(images_or_ids)
+        self._check_grid(*ids.shape[1:])
+        ids = ids.flatten(1)
         low = self._low_resolution_ids(images_or_ids, cond_images, cond_token_ids)
         drop = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
         given = {"texts": texts, "text_embeds": text_embeds, **condition}
@@ -352,7 +380,7 @@ class MaskGit(Network):
             texts: one for each picture; one alone is used for all of `batch_size`. None: whatever the model likes.
             negative_texts: what the pictures shall not be; guidance leads away from it.
             cond_images: the pictures to enlarge (super-resolution), of any size.
-            fmap_size: tokens a side; by default those of a picture of `image_size`.
+            fmap_size: tokens a side; no other than those of a picture of `image_size`, whose places are learned.
             timesteps, temperature, topk_filter_thres, can_remask_prev_masked, cond_scale, critic_noise_scale, sampler,
                 choice_temperature, cond_scale_schedule: see `helicon.models.muse.generate.Decoding`.
             images, repaint: pictures (or token grids) of which the marked region, True = made anew, is painted again and the
@@ -372,6 +400,10 @@ class MaskGit(Network):
         )
         if self.vae is None and not return_ids:
             raise ValueError("without a vae there are tokens only: write return_ids=True")
+        if fmap_size not in (None, self.fmap_size):
+            raise ValueError(
+                f"fmap_size={fmap_size}, and this MaskGit knows the places of {self.fmap_size} tokens a side alone: leave it out"
+            )
         rows = _rows(batch_size, texts, negative_texts, text_embeds, classes, cond_images, cond_token_ids, images)
         low = self._low_resolution_ids(None, cond_images, cond_token_ids)
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
@@ -383,7 +415,7 @@ class MaskGit(Network):
             critic = None if force_not_use_token_critic or sampler == "halton" else self.token_critic
             predictor = Reader.of(self.transformer, rows, is_guided, negative, **condition)
             judge = None if critic is None else Reader.of(critic, rows, is_guided, negative, **condition)
-            ids, unknown = self._canvas(rows, fmap_size or self.fmap_size, images, repaint)
+            ids, unknown = self._canvas(rows, images, repaint)
             grid = (ids.shape[1], ids.shape[2])
             canvas = Canvas(ids.flatten(1), unknown.flatten(1), grid)
             judges_visible = self.no_mask_token_prob > 0
@@ -408,22 +440,26 @@ class MaskGit(Network):
         if text_embeds is not None:
             found["text_embeds"] = text_embeds.to(self.device)
         if classes is not None:
-            found["classes"] = torch.as_tensor(classes, device=self.device)
+            numbers = torch.as_tensor(classes)
+            if self.transformer.class_emb is not None:
+                self.check_classes(numbers.tolist())
+            found["classes"] = numbers.to(self.device)
         if "text_embeds" in found:
             found["text_embeds"] = found["text_embeds"].to(dtype)
         return {name: value.expand(rows, *value.shape[1:]) for name, value in found.items()}
 
     def _canvas(
-        self, rows: int, side: int, images: Tensor | None, repaint: Tensor | None
+        self, rows: int, images: Tensor | None, repaint: Tensor | None
     ) -> tuple[Int[Tensor, "b h w"], Bool[Tensor, "b h w"]]:
         """The tokens to start from, and which of them are to be found."""
         if (images is None) != (repaint is None):
             raise ValueError("images and repaint belong together: the pictures, and the region of them to paint again")
         if images is None or repaint is None:
-            unknown = torch.ones(rows, side, side, dtype=torch.bool, device=self.device)
+            unknown = torch.ones(rows, self.fmap_size, self.fmap_size, dtype=torch.bool, device=self.device)
             return torch.zeros_like(unknown, dtype=torch.long), unknown
         images, repaint = images.to(self.device), repaint.to(self.device)
         ids = self.tokenize(images) if images.is_floating_point() else images
+        self._check_grid(*ids.shape[1:])
         if images.shape[-2:] != repaint.shape[-2:]:
             raise ValueError(f"repaint is {tuple(repaint.shape[-2:])} and the pictures are {tuple(images.shape[-2:])}")
         # A token is made anew if any pixel of its cell is.
@@ -437,7 +473,7 @@ class MaskGit(Network):
         with torch.autocast(self.device.type, enabled=False):
             made = self.vae.decode_from_ids(ids).clamp(0, 1)
         if images is None or repaint is None or not images.is_floating_point():
-            return made
+            return made[..., : self.image_size, : self.image_size]  # without what fills up the last cells
         height, width = images.shape[-2:]
         return torch.where(repaint.to(made.device)[:, None], made[..., :height, :width], images.to(made))
 
@@ -459,7 +495,9 @@ def _mean_masked(schedule: Callable[..., Any]) -> float:
 def _rows(batch_size: int | None, *given: Any) -> int:
     """How many pictures: what is given for each must agree; one alone is for all."""
     sizes = {len(value) for value in given if value is not None}
-    rows = batch_size or max(sizes, default=1)
+    rows = max(sizes, default=1) if batch_size is None else batch_size
+    if rows < 1:
+        raise ValueError(f"{rows} pictures cannot be made: give at least one text, or batch_size=1")
     if sizes - {1, rows}:
         raise ValueError(
             f"conditions for {' and '.join(map(str, sorted(sizes)))} pictures, and batch_size={batch_size}"

@@ -92,9 +92,12 @@ class PictureMaker:
 
     @property
     def prompts(self) -> list[str]:
-        """The words under each picture."""
+        """The words under each picture; of negative texts those that tell pictures apart."""
         classes = [f"class {number}" for number in self.conditions.get("classes", ())]
-        given = [words for words in (self.conditions.get("texts"), classes) if words]
+        negative = [f"not {text}" for text in self.conditions.get("negative_texts", ())]
+        if len(set(negative)) == 1:
+            negative = []
+        given = [words for words in (self.conditions.get("texts"), classes, negative) if words]
         return [", ".join(words) for words in zip(*given, strict=True)] or [""]
 
     def make(self, which: Sequence[int], seed: int) -> list[Picture]:
@@ -138,12 +141,10 @@ class PictureMaker:
             if classes:
                 raise ValueError("this MaskGit was trained without classes: leave classes out")
             return
-        last = table.num_embeddings - 1
         if not classes:
+            last = table.num_embeddings - 1
             raise ValueError(f"this MaskGit makes pictures of classes: say which of 0 to {last}, as in classes=[0]")
-        for number in classes:
-            if not 0 <= number <= last:
-                raise ValueError(f"there is no class {number}: this MaskGit knows 0 to {last}")
+        self.base.check_classes(classes)
 
     def _given_pictures(self, image: Path | None, repaint: Path | None) -> dict[str, Tensor]:
         """The pictures among the options, as `MaskGit.generate` wants them."""

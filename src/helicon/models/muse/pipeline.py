@@ -3,7 +3,7 @@
 Letters: b batch, c channels, h height, w width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,17 @@ class Muse(Network):
         super().__init__()
         if superres.cond_image_size is None:
             raise ValueError("superres must be a MaskGit with cond_image_size, the size of the pictures base makes")
+        if base.image_size != superres.cond_image_size:
+            raise ValueError(
+                f"base makes pictures of {base.image_size} pixels a side, and superres has learned to enlarge those of "
+                f"{superres.cond_image_size}: pair stages of one size"
+            )
         self.base_maskgit, self.superres_maskgit = base, superres
 
     @torch.no_grad()
     def forward(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] | None,
         cond_scale: float = 3.0,
         temperature: float = 1.0,
         timesteps: int = 18,
@@ -40,14 +45,23 @@ class Muse(Network):
     ) -> Any:
         """A list of PIL images (or a tensor with values in [0, 1]); with `return_lowres` also the base's, behind it.
 
-        `options` go to `MaskGit.generate` of both: negative_texts, sampler, ...
+        `options` go to `MaskGit.generate` of both: negative_texts, sampler, ... But superres is given no texts, and no classes, if it
+        reads none: base has drawn what they say.
         """
-        options |= {"cond_scale": cond_scale, "temperature": temperature, "seed": seed}
-        low = self.base_maskgit.generate(texts, timesteps=timesteps, **options)
+        options |= {"texts": texts, "cond_scale": cond_scale, "temperature": temperature, "seed": seed}
+        low = self.base_maskgit.generate(timesteps=timesteps, **options)
         steps = timesteps if superres_timesteps is None else superres_timesteps
-        high = self.superres_maskgit.generate(texts, cond_images=low, timesteps=steps, **options)
+        options = _read_by(self.superres_maskgit, options)
+        high = self.superres_maskgit.generate(cond_images=low, timesteps=steps, **options)
         made = [pil_images(pictures) if return_pil_images else pictures for pictures in (high, low)]
         return tuple(made) if return_lowres else made[0]
+
+
+def _read_by(stage: MaskGit, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `MaskGit.generate` without the texts and classes that this stage does not read."""
+    texts = () if stage.transformer.condition_on_text else ("texts", "text_embeds", "negative_texts")
+    classes = () if stage.transformer.class_emb is not None else ("classes",)
+    return {name: value for name, value in options.items() if name not in (*texts, *classes)}
 
 
 def pil_images(images: Float[Tensor, "b c h w"]) -> list[Image.Image]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.metrics.contact_sheet import contact_sheet
 from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
-from helicon.models.muse.generate import Filler
+from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE
 
@@ -137,6 +137,7 @@ class MaskGitTask(Task):
         stages = {"vae": maskgit.vae, "cond_vae": maskgit.cond_vae if maskgit.cond_vae is not maskgit.vae else None}
         frozen = {name: stage for name, stage in stages.items() if stage is not None}
         super().__init__(maskgit, frozen=frozen)
+        Decoding(timesteps=sample_timesteps, cond_scale=sample_cond_scale)  # refused now, not at the first samples
         self.sample_texts = None if sample_texts is None else list(sample_texts)
         self.sample_timesteps, self.sample_cond_scale = sample_timesteps, sample_cond_scale
 
@@ -174,9 +175,22 @@ class MaskGitTask(Task):
         return [*texts[:1], *classes]
 
     def _condition(self, batch: Batch) -> dict[str, Any]:
-        """These entries as tensors."""
-        classes = {"classes": batch["classes"]} if "classes" in self._conditions(batch) else {}
-        return {**self.model.transformer.batch_texts(batch), **classes}
+        """These entries as tensors. One that is missing is an error: the network would learn without it."""
+        transformer = self.model.transformer
+        texts = transformer.batch_texts(batch)
+        if transformer.condition_on_text and not texts:
+            raise ValueError(
+                "this MaskGit reads texts, and the data has none: say where they are with data.captions=beside, column or folder "
+                "in a recipe (captions=... in Python), or let the dataset return texts or text_embeds"
+            )
+        if transformer.class_emb is None:
+            return texts
+        if "classes" not in batch:
+            raise ValueError(
+                "this MaskGit is conditioned on classes, and the data has none: train it in Python on a dataset that returns "
+                "classes (an integer a picture), or on texts, which may be the names of folders (data.captions=folder)"
+            )
+        return {**texts, "classes": batch["classes"]}
 
     def updates(self, step: int) -> Sequence[Update]:
         return [Update("model", lambda losses: Loss(losses.total, _parts(losses)))]

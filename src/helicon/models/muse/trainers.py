@@ -39,7 +39,7 @@ def training_images(
     *,
     captions: CaptionSource | None = None,
     channels: int = 3,
-    augment: bool = True,
+    augment: bool | None = None,
     random_crop: bool = False,
     text_column: str = "text",
     num_samples: int = 10_000,
@@ -47,7 +47,10 @@ def training_images(
     shapes: Mapping[str, Any] | None = None,
 ) -> Any:
     """The `data` section of a recipe: a folder or manifest of pictures, the made-up shapes of `synthetic`, or the token cache of
-    either (`helicon tokenize`), which is read as it is: neither mirrored nor cropped at random."""
+    either (`helicon tokenize`), which is read as it is: neither mirrored nor cropped at random.
+
+    `augment` mirrors pictures at random; by default those without captions, which may tell left from right.
+    """
     if source == "synthetic":
         choices = signature_without(SyntheticShapes, "num_samples", "image_size", "seed")
         return SyntheticShapes(num_samples, image_size, seed, **check(choices, shapes or {}, "data.shapes"))
@@ -64,7 +67,7 @@ def training_images(
         image_size,
         captions=captions,
         channels=channels,
-        augment=augment,
+        augment=captions is None if augment is None else augment,
         random_crop=random_crop,
         text_column=text_column,
     )
@@ -107,10 +110,9 @@ class ImageTokenizer(Tokenizer):
             self.path = network.vae.source  # makes the same tokens
 
     def _add_low_resolution(self, maskgit: MaskGit) -> None:
-        transformer, low = maskgit.transformer, maskgit.cond_vae
-        table = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
+        low = maskgit.cond_vae
         self.settings = {"cond_image_size": maskgit.cond_image_size}
-        self.sizes = {**self.sizes, "cond_ids": table.num_embeddings if low is None else low.codebook_size}
+        self.sizes = {**self.sizes, "cond_ids": _known(maskgit)["cond_ids"] if low is None else low.codebook_size}
         self._encoders["cond_ids"] = maskgit.tokenize_low_resolution
         if low is not None:
             self.networks = {**self.networks, "cond_vae": low}
@@ -291,7 +293,7 @@ class MaskGitTrainer(Trainer):
                     augment=augment,
                 )
             fields = _maskgit_fields(maskgit, of_batches=False)
-            return PicturesOrTokens(Routed(source, fields, ds_fields), transform, augment)
+            return PicturesOrTokens(Routed(source, fields, ds_fields), transform, augment, _known(maskgit))
 
         task = MaskGitTask(
             maskgit,
@@ -322,10 +324,29 @@ def _tokens_for(maskgit: MaskGit, cache: TokenCache) -> TokenCache:
     return chosen
 
 
+def _known(maskgit: MaskGit) -> dict[str, int]:
+    """How many tokens and classes there are in the tables of this network."""
+    transformer = maskgit.transformer
+    low = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
+    classes = {} if transformer.class_emb is None else {"classes": transformer.class_emb.num_embeddings}
+    return {"ids": transformer.num_tokens, "cond_ids": low.num_embeddings, **classes}
+
+
 class PicturesOrTokens(TensorImages):
-    """Samples with "images", or with token "ids" in their place."""
+    """Samples with "images", or with token "ids" in their place; integers must be among the `known` ones, counted from 0."""
+
+    def __init__(self, dataset: Any, transform: ImageTransform, augment: bool, known: Mapping[str, int]):
+        super().__init__(dataset, transform, augment)
+        self.known = known
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        for name, count in self.known.items():
+            values = torch.as_tensor(sample.get(name, ()))
+            outside = (values < 0) | (values >= count)
+            if outside.any():
+                raise ValueError(
+                    f"item {index} has {int(values[outside][0])} among its {name}, and this MaskGit knows 0 to {count - 1}"
+                )
         if "ids" in sample:
             return sample
         if "images" not in sample:
