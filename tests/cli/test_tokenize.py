@@ -363,11 +363,12 @@ def test_sounds_become_tokens_of_two_networks(sounds: str) -> None:
         cached_audio("cache", audio_tokenizer("mel"))
     save_clusters("other", seed=1)
     with pytest.raises(ValueError, match=r"the semantic tokenizer of this model is .*/other .* make a new") as foreign:
-        cached_audio("cache", audio_tokenizer("codec", "other"))
+        cached_audio("cache", audio_tokenizer("other"))
     for refused, counts in ((stale, "1 items encoded, 3 kept"), (foreign, "4 items encoded, 0 kept")):
         code, said = helicon(*str(refused.value).split("`")[1].split()[1:], "--workers", "0")
         assert code == 0 and counts in said, said
-    cached_audio("cache", audio_tokenizer("codec", "other"))
+    cached_audio("cache", audio_tokenizer("codec", "mel"))
+    cached_audio("cache-new", audio_tokenizer("codec", "other"))
 
 
 def test_tokens_of_one_network_and_of_made_up_sounds(sounds: str) -> None:

@@ -500,6 +500,15 @@ def test_get_dataloader_pads_or_curtails(workers: int):
     assert lengths.tolist() == [3, 3, 3]
 
 
+@pytest.mark.parametrize("peak", [0.3 * 32768, 1e30])
+def test_a_sound_in_other_units_is_a_bad_file(tmp_path: Path, peak: float):
+    wave = np.full(1000, peak, np.float32)
+    for recording in (opened(write(tmp_path / "x.wav", wave, 8000, "FLOAT")), Wave(wave, 8000, "x")):
+        with pytest.raises(BadFile, match=r"x.*: reaches .*, and sound is from -1 to 1: divide it by its full scale"):
+            AudioTransform(8000)(recording)
+    assert AudioTransform(8000)(Wave(wave / peak * 7.9, 8000, "x"))["audio"].max() > 7
+
+
 def test_get_dataloader_of_tuples():
     pairs = Own((torch.ones(5), torch.ones(2, 8), "a"), (torch.ones(3), torch.ones(2, 6), "b"))
     low, high, texts, low_lengths, high_lengths = next(iter(get_dataloader(pairs, batch_size=2, with_lengths=True)))

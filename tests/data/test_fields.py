@@ -79,6 +79,22 @@ def test_two_fields_alike_are_ambiguous():
         route(("a", "b"), {"prompt": TEXT, "caption": TEXT})
 
 
+def test_lengths_are_of_what_is_there_in_its_order():
+    waves = {
+        name: Field(lambda value: isinstance(value, torch.Tensor) and value.ndim == 2, "waves", False) for name in "ab"
+    }
+    ids = {"ids": Field(lambda value: isinstance(value, torch.Tensor) and value.ndim == 3, "ids", False)}
+    lengths = Field(lambda value: isinstance(value, torch.Tensor) and value.ndim == 1, "lengths", False)
+    fields = {**waves, **ids, **{f"{name}_lengths": lengths for name in ("a", "b", "ids")}}
+    fields["a"] = Field(waves["a"].fits, "waves")  # required
+    wave, codes, of_wave, of_codes = torch.zeros(2, 5), torch.zeros(2, 3, 1), torch.ones(2), torch.zeros(2)
+    assert route((wave, of_wave), fields).keys() == {"a", "a_lengths"}
+    named = route((codes, wave, of_codes, of_wave), fields)
+    assert named["a_lengths"] is of_wave and named["ids_lengths"] is of_codes
+    with pytest.raises(ValueError, match="fit no fields"):
+        route((wave, of_wave, of_codes), fields)
+
+
 def test_a_dataset_is_routed():
     data = Routed([(PICTURE, i) for i in range(3)], {"images": IMAGE, "labels": LABEL})
     assert len(data) == 3 and data[2]["labels"] == 2

@@ -425,7 +425,7 @@ def test_another_tokenizer_is_refused_with_both_names(pictures: Path) -> None:
     said = str(refused.value)
     assert all(str(Path(name).resolve()) in said for name in ("one", "two"))
     assert all(network_hash(network)[:12] in said for network in (one, two))
-    source, out = Path("pictures").resolve(), "cache"
+    source, out = Path("pictures").resolve(), "cache-new"
     command = f"helicon tokenize {Path('two').resolve()} --data {source} -o {out} image_size=6 captions=beside"
     assert said.endswith(f"make a new one with `{command}`")
     with pytest.raises(ValueError, match="made with ids=300, not 200"):

@@ -113,7 +113,37 @@ def test_what_is_not_allowed_survives_no_guidance():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"filter_thres": 2.0}]
+    ("asked", "expected"),
+    [
+        ({}, 0.9),
+        ({"filter_thres": 0.5}, 0.5),
+        ({"top_k": 3}, None),
+        ({"top_p": 0.7}, None),
+        ({"top_k": 3, "filter_thres": 0.2}, 0.2),
+    ],
+)
+def test_the_usual_filter_holds_where_no_other_is_asked_for(asked, expected):
+    nothing = {"temperature": 1.0, "top_k": None, "top_p": None, "filter_thres": None, "cond_scale": 2.0}
+    sampling = Sampling.asked(**{**nothing, **asked})
+    assert (sampling.top_k, sampling.top_p) == (asked.get("top_k"), asked.get("top_p"))
+    assert sampling.filter_thres == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"cond_scale": math.nan},
+        {"cond_scale": math.inf},
+        {"rescale_phi": math.nan},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": math.nan},
+        {"filter_thres": 2.0},
+    ],
 )
 def test_senseless_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

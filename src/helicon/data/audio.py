@@ -45,6 +45,7 @@ OTHER_NAMES = {"raw_wave": "audio", "raw_wave_for_codec": "audio_for_codec", "te
 
 MARGIN = 128  # samples of the lower rate, on each side of a crop, that resampling it depends on (to 1e-6)
 SILENCE = 1e-4  # what stays below is silent: three steps of 16 bits
+LOUDEST = 8.0  # a peak above it is no loud sound, but one in other units
 NUM_REDRAWS = 4
 
 Rates = int | Mapping[str, int]
@@ -177,6 +178,9 @@ class AudioTransform:
         windows = {name: self._window(recording, begin, self.rates[name]) for name in names}
         start, stop = min(w.start for w in windows.values()), max(w.stop for w in windows.values())
         frames = to_channels(recording.read(start, stop), self.channels)
+        peak = float(np.abs(frames).max(initial=0.0))
+        if peak > LOUDEST:
+            raise BadFile(recording.name, f"reaches {peak:g}, and sound is from -1 to 1: divide it by its full scale")
         waves: Sample = {}
         for name, window in windows.items():
             chunk = frames[window.start - start : window.stop - start]
@@ -184,7 +188,7 @@ class AudioTransform:
                 chunk = soxr.resample(chunk, recording.hz, self.rates[name])
             wave = chunk[window.skip : window.skip + window.length]
             waves |= {name: self._padded(wave, name), f"{name}_lengths": window.length}
-        return waves, float(np.abs(frames).max(initial=0.0))
+        return waves, peak
 
     def _window(self, recording: Recording, begin: int, hz: int) -> "_Window":
         """What to read for a crop at one rate. It starts where a sample of the recording and one of the new rate fall

@@ -1,7 +1,7 @@
 """Samples as users write them (tuples, dicts, bare tensors) to samples as a family names them (dicts).
 
 A family declares its fields, each with what fits it. A dict is checked; a tuple is named by the declared `ds_fields`,
-or else by the one assignment of its entries to fields that fits. Where there is none, or more than one, the error lists
+or else by the one assignment of its entries to fields that fits (`X_lengths` only beside X). Where there is none, or more than one, the error lists
 what was found.
 """
 
@@ -65,7 +65,7 @@ def route(sample: Any, fields: Mapping[str, Field], ds_fields: Sequence[str] | N
             )
         named = zip(ds_fields, values, strict=True)
         return _checked({name: value for name, value in named if name != "_"}, fields)
-    ways = _assignments(values, fields)
+    ways = filter(_has_lengths_in_order, _assignments(values, fields))
     way, other = next(ways, None), next(ways, None)
     if way is None or other is not None:
         problem = (
@@ -103,6 +103,12 @@ def _assignments(values: Sequence[Any], fields: Mapping[str, Field]) -> Iterator
             rest = {other: fields[other] for other in fields if other != name}
             for way in _assignments(values[1:], rest):
                 yield {name: values[0], **way}
+
+
+def _has_lengths_in_order(way: Mapping[str, Any]) -> bool:
+    """Lengths are of entries that are there, and come in the order of these."""
+    of = [name.removesuffix("_lengths") for name in way if name.endswith("_lengths")]
+    return of == [name for name in way if f"{name}_lengths" in way]
 
 
 def _found(values: Sequence[Any]) -> str:

@@ -154,6 +154,12 @@ def _earlier(folder: Path, index: Index, keys: Sequence[str] | None) -> Columns 
                 f"{folder} was made from {earlier.source.name}, and nothing of that is in {index.source.name}: "
                 "choose another folder for the tokens, or delete this one"
             )
+    further = [name for name in earlier.sizes if name not in index.sizes] if earlier is not None else []
+    if further and any(folder.glob(f"{SHARDS_FOLDER}/*")):
+        raise FileExistsError(
+            f"{folder} also holds {' and '.join(further)}, which the networks given here do not make: "
+            "name those that do as well, or choose another folder for the tokens"
+        )
     if earlier is not None and earlier.making != index.making:
         logger.info("%s was made with another tokenizer or other arguments: everything is encoded anew", folder)
     if earlier is None or not earlier.files:

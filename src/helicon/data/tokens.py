@@ -52,6 +52,7 @@ Array = np.ndarray
 Columns = dict[str, Array]
 Hashes = UInt8[Array, "n 16"]
 NO_HASH = bytes(16)
+NEVER_LOADED = "one that was never loaded"
 
 
 class Tokenizer:
@@ -64,7 +65,7 @@ class Tokenizer:
     settings: Mapping[str, Any] = {}  # whatever else the tokens depend on
     arguments: Mapping[str, Any] = {}  # of the data section, where they follow from the networks
     path: Path | None = None  # where it was loaded from
-    options: Mapping[str, Path | None] = {}  # likewise, further networks, by their option of `helicon tokenize`
+    options: Mapping[str, str] = {}  # of `helicon tokenize`, by which a network is named that is not the first
 
     def items(self, data: Any) -> Any:
         """The dataset to encode, of what the `data` section gives: that itself, where it does not depend on the networks."""
@@ -123,7 +124,7 @@ class Index:
         hashes = {name: known["sha256"] for name, known in networks.items()}
         parts = [FORMAT, hashes, settings, sizes, arguments if source.root else None]
         making = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-        path, options = _command_paths(tokenizer)
+        path, options = _command_paths(tokenizer, _sources(tokenizer))
         return cls(making, networks, settings, sizes, dict(arguments), source, path, options)
 
     @classmethod
@@ -146,8 +147,12 @@ class Index:
         write_whole(folder / INDEX_FILE, text.encode())
 
     def command(self, folder: Path, tokenizer: Tokenizer | None = None) -> str:
-        """What brings this cache up to date, or makes it again with another tokenizer."""
-        path, options = (self.path, self.options) if tokenizer is None else _command_paths(tokenizer)
+        """What brings this cache up to date; or, in another folder, makes one like it with the networks of another tokenizer."""
+        path, options = self.path, self.options
+        if tokenizer is not None:
+            recorded = {name: known["path"] for name, known in self.networks.items() if known["path"] != NEVER_LOADED}
+            path, options = _command_paths(tokenizer, {**recorded, **_sources(tokenizer)})
+            folder = folder.with_name(f"{folder.name}-new")
         words = ["helicon", "tokenize", path or "RUN"]
         for name, further in options.items():
             words += [f"--{name}", further or "RUN"]
@@ -156,9 +161,21 @@ class Index:
         return f"`{shlex.join([*words, *(f'{key}={plain(value)}' for key, value in self.arguments.items())])}`"
 
 
-def _command_paths(tokenizer: Tokenizer) -> tuple[str | None, dict[str, str | None]]:
+def _sources(tokenizer: Tokenizer) -> dict[str, str | None]:
     known = lambda path: None if path is None else str(path)
-    return known(tokenizer.path), {name: known(path) for name, path in tokenizer.options.items()}
+    return {name: known(network.source) for name, network in tokenizer.networks.items()}
+
+
+def _command_paths(tokenizer: Tokenizer, sources: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
+    """The first of networks, and the others by their options. (Where there are no options, the tokenizer's own path stands for all.)"""
+    options = tokenizer.options
+    if not options or not sources:
+        return None if tokenizer.path is None else str(tokenizer.path), {}
+    first, *further = [
+        *(name for name in sources if name not in options),
+        *(name for name in options if name in sources),
+    ]
+    return sources[first], {options[name]: sources[name] for name in further}
 
 
 def network_hash(network: Network) -> str:
@@ -180,7 +197,7 @@ def _without_version(config: Any) -> Any:
 
 
 def _described(network: Network) -> dict[str, str]:
-    return {"path": str(network.source or "one that was never loaded"), "sha256": network_hash(network)}
+    return {"path": str(network.source or NEVER_LOADED), "sha256": network_hash(network)}
 
 
 def is_token_cache(source: Any) -> bool:

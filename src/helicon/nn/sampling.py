@@ -66,6 +66,9 @@ def guide(
     return guided
 
 
+FILTER_THRES = 0.9  # where nothing is said
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How logits become a token: guidance, then what is allowed, the temperature, the filters, and the draw."""
@@ -78,7 +81,23 @@ class Sampling:
     remove_parallel_component: bool = False
     rescale_phi: float = 0.0
 
+    @classmethod
+    def asked(
+        cls,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        filter_thres: float | None,
+        cond_scale: float,
+    ) -> "Sampling":
+        """With the usual `filter_thres`, where neither that nor another filter is asked for."""
+        is_asked = any(given is not None for given in (top_k, top_p, filter_thres))
+        return cls(temperature, top_k, top_p, filter_thres if is_asked else FILTER_THRES, cond_scale)
+
     def __post_init__(self) -> None:
+        for name in ("temperature", "cond_scale", "rescale_phi"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must not be negative (0 takes the likeliest token)")
         if self.top_k is not None and self.top_k < 1:

@@ -349,7 +349,7 @@ def test_other_networks_are_refused(folder: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"the semantic tokenizer of this model is .*/other \(\w{12}\), and cache was made with .*/mel \(\w{12}\): make a new one "
-        r"with `helicon tokenize \S*/codec --semantic \S*/other --data \S*/sounds -o cache data_max_length_seconds=0.1 captions=beside`",
+        r"with `helicon tokenize \S*/codec --semantic \S*/other --data \S*/sounds -o cache-new data_max_length_seconds=0.1 captions=beside`",
     ):
         cached_audio("cache", AudioTokenizer(first, other))
     with pytest.raises(ValueError, match=r"the codec of this model is .*, and cache was made with .*/codec \("):
@@ -358,13 +358,35 @@ def test_other_networks_are_refused(folder: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"semantic holds semantic_token_ids and no token_ids, which this model learns from: make a new one with "
-        r"`helicon tokenize \S*/codec --semantic \S*/mel --data \S*/sounds -o semantic ",
+        r"`helicon tokenize \S*/codec --semantic \S*/mel --data \S*/sounds -o semantic-new ",
     ):
         cached_audio("semantic", AudioTokenizer(first, clusters))
     with pytest.raises(ValueError, match=r"was made with data_max_length_seconds=0\.1, not 0\.2: run `helicon tok"):
         training_audio("cache", data_max_length_seconds=0.2)
     with pytest.raises(ValueError, match="cache was made with captions=beside, not folder"):
         sounds_for("cache", RATES, captions="folder")
+
+
+def test_a_share_of_ends_is_one() -> None:
+    for end_prob in (2.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=f"end_prob={end_prob}: it must be from 0 to 1"):
+            training_audio("synthetic", end_prob=end_prob)
+
+
+def test_a_stage_that_reads_one_field_leaves_the_others_of_a_cache_to_the_rest(folder: Path) -> None:
+    """The command that is told names all networks of the cache, and its folder is never overwritten with less."""
+    first, clusters, other = saved(codec(), "codec"), saved(mel(), "mel"), saved(mel(seed=1), "other")
+    make(AudioTokenizer(first, clusters))
+    both = r"`helicon tokenize \S*/codec --semantic \S*/other --data \S*/sounds -o cache-new "
+    with pytest.raises(ValueError, match=both):
+        cached_audio("cache", AudioTokenizer(other))
+    make(AudioTokenizer(first), "codes")
+    with pytest.raises(ValueError, match=rf"no semantic_token_ids, .*{both.replace('cache-new', 'codes-new')}"):
+        cached_audio("codes", AudioTokenizer(other))
+    for network, lost in ((other, "token_ids"), (first, "semantic_token_ids")):
+        with pytest.raises(FileExistsError, match=f"cache also holds {lost}, which the networks given here do not"):
+            make(AudioTokenizer(network))
+    assert {"token_ids", "semantic_token_ids"} <= set(TokenCache("cache").fields)
 
 
 def test_an_edited_sound_is_noticed_and_encoded_again(folder: Path) -> None:

@@ -207,7 +207,7 @@ def test_delayed_rows_end_where_the_first_quantizer_says(seed: int) -> None:
     stage = KINDS["delayed"].stage()
     with torch.no_grad():
         stage.transformer.logit_weights[0, CODES] *= 2.5
-    sampling = {"temperature": 1.0, "filter_thres": None}
+    sampling = {"temperature": 1.0, "filter_thres": 0.0}
     made = stage.generate(semantic_token_ids=IDS, max_time_steps=8, **sampling, seed=seed)
     rows = plain_rows(stage.transformer, {}, sampling, seed, CODES + 1)
     count = 8 + QUANTIZERS - 1
@@ -222,7 +222,7 @@ def test_a_second_call_is_not_disturbed_by_the_first() -> None:
     with torch.no_grad():
         stage.transformer.logit_weights[0, CODES] *= 2.5
     calls = [
-        stage.generate(semantic_token_ids=IDS, max_time_steps=8, filter_thres=None, seed=seed) for seed in (0, 1, 0)
+        stage.generate(semantic_token_ids=IDS, max_time_steps=8, filter_thres=0.0, seed=seed) for seed in (0, 1, 0)
     ]
     assert torch.equal(calls[0], calls[2])
 
@@ -310,7 +310,7 @@ def test_no_codes_have_no_sound() -> None:
 
 def test_rows_that_ended_are_padded_and_the_end_can_be_shown() -> None:
     stage = KINDS["semantic"].stage()
-    options = {"max_length": 40, "batch_size": 6, "filter_thres": None, "seed": 3}
+    options = {"max_length": 40, "batch_size": 6, "filter_thres": 0.0, "seed": 3}
     ids, shown = stage.generate(**options), stage.generate(**options, include_eos_in_output=True)
     lengths = lengths_of(ids)
     assert min(lengths) < max(lengths) <= 40
@@ -328,7 +328,7 @@ def test_a_coarse_row_ends_only_between_frames() -> None:
     with torch.no_grad():
         stage.transformer.coarse.logit_weights[:, CODES] *= 3
     made = stage.generate(
-        semantic_token_ids=IDS[:1].expand(20, -1), max_time_steps=9, filter_thres=None, temperature=2.0, seed=0
+        semantic_token_ids=IDS[:1].expand(20, -1), max_time_steps=9, filter_thres=0.0, temperature=2.0, seed=0
     )
     lengths = lengths_of(made)
     assert min(lengths) < max(lengths)
@@ -339,7 +339,7 @@ def test_a_coarse_row_ends_only_between_frames() -> None:
 @pytest.mark.parametrize("name", ["coarse", "fine", "delayed"])
 def test_every_code_can_be_drawn_by_every_quantizer(name: str) -> None:
     stage = KINDS[name].stage()
-    options = {"temperature": 3.0, "filter_thres": None, "seed": 0}
+    options = {"temperature": 3.0, "filter_thres": 0.0, "seed": 0}
     if name == "fine":
         codes = torch.randint(CODES, (60, 6, COARSE), generator=torch.Generator().manual_seed(0))
         made = stage.generate(coarse_token_ids=codes, **options)
@@ -376,7 +376,7 @@ def test_the_prompt_counts() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_seed_decides(name: str) -> None:
     stage = KINDS[name].stage()
-    options: dict[str, Any] = {"filter_thres": None}
+    options: dict[str, Any] = {"filter_thres": 0.0}
     if name == "semantic":
         options |= {"max_length": 12, "batch_size": 2}
     elif name == "fine":
@@ -414,6 +414,20 @@ def test_generation_follows_training() -> None:
     assert not torch.equal(stage.generate(max_length=8, temperature=0.0), before)
 
 
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.99}], ids=str)
+def test_a_filter_that_is_asked_for_is_the_only_one(name: str, filters: dict[str, Any]) -> None:
+    """By default a tenth of the tokens is drawn from, which is the likeliest alone here."""
+    stage = KINDS[name].stage()
+    most = {"semantic": {"max_length": 12, "batch_size": 4}, "fine": {"coarse_token_ids": ALL_CODES[..., :COARSE]}}
+    options = most.get(name, {"semantic_token_ids": IDS, "max_time_steps": 6}) | {"temperature": 3.0, "seed": 0}
+    asked, alone, usual = (
+        stage.generate(**options, **more) for more in (filters, {**filters, "filter_thres": 0.0}, {})
+    )
+    assert torch.equal(asked, alone) and not torch.equal(asked, usual)
+    assert torch.equal(usual, stage.generate(**options, filter_thres=0.9))
+
+
 # ------------------------------------------------------------------ pieces
 
 
@@ -440,6 +454,22 @@ def test_pieces_go_on_from_prompts_of_unequal_length() -> None:
     made = stage.generate(coarse_token_ids=codes, prime_fine_token_ids=prompts, max_frames=3, seed=0)
     assert lengths_of(made) == [9, 8]
     assert torch.equal(made[0, :3], prompts[0, :3]) and torch.equal(made[1, :5], prompts[1])
+
+
+@pytest.mark.parametrize(("lengths", "known"), [((30, 13, 22), (0, 0, 0)), ((30, 30, 17), (12, 3, 17))])
+def test_the_pieces_of_a_row_are_those_it_has_alone(lengths: tuple[int, ...], known: tuple[int, ...]) -> None:
+    stage = KINDS["fine"].stage()
+    codes = padded(3, 30, COARSE, high=CODES, lengths=lengths, seed=6)
+    prompts = padded(3, 17, FINE, high=CODES, lengths=known, seed=7)
+    options = {"max_frames": 10, "temperature": 0.0}
+    made = stage.generate(coarse_token_ids=codes, prime_fine_token_ids=prompts, **options)
+    for row, (length, count) in enumerate(zip(lengths, known, strict=True)):
+        alone = stage.generate(
+            coarse_token_ids=codes[row : row + 1, :length],
+            prime_fine_token_ids=prompts[row : row + 1, :count] if count else None,
+            **options,
+        )
+        assert torch.equal(made[row, :length], alone[0]) and (made[row, length:] == -1).all()
 
 
 def test_pieces_longer_than_the_sound_are_one() -> None:

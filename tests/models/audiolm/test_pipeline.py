@@ -161,7 +161,7 @@ def same(first: Any, second: Any) -> bool:
 
 def test_a_seed_decides() -> None:
     model = audiolm()
-    options = {"batch_size": 2, "seconds": SHORT["seconds"], "filter_thres": None}
+    options = {"batch_size": 2, "seconds": SHORT["seconds"], "filter_thres": 0.0}
     sounds = {seed: [*model(**options, seed=seed)] for seed in (1, 2)}
     assert same(sounds[1], model(**options, seed=1)) and not same(sounds[1], sounds[2])
     assert not same(sounds[1][:1], sounds[1][1:])
@@ -169,12 +169,18 @@ def test_a_seed_decides() -> None:
     assert not same(model(**options), model(**options))
 
 
+def test_a_filter_that_is_asked_for_is_the_only_one() -> None:
+    model, options = audiolm(), {"seconds": SHORT["seconds"], "temperature": 3.0, "seed": 0}
+    asked = model(**options, top_k=5)
+    assert same(asked, model(**options, top_k=5, filter_thres=0.0)) and not same(asked, model(**options))
+
+
 def test_sounds_that_end_at_different_times_come_as_a_list() -> None:
     ending = KINDS["coarse"].build(**SIZES["coarse"])
     with torch.no_grad():
         ending.coarse.logit_weights[0, -1] *= 2
     model = audiolm(coarse_transformer=ending)
-    sounds = model(batch_size=5, seconds=20 * FRAME / HZ, filter_thres=None, seed=3)
+    sounds = model(batch_size=5, seconds=20 * FRAME / HZ, filter_thres=0.0, seed=3)
     assert isinstance(sounds, list) and len(sounds) == 5
     lengths = [len(sound) for sound in sounds]
     assert len(set(lengths)) > 1 and all(length % FRAME == 0 and length <= 20 * FRAME for length in lengths)
@@ -354,6 +360,13 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         ),
         (model, {"prime_wave": chirps((30,)), "seconds": 0.05}, ValueError, "is shorter than a frame"),
         (model, {"temperature": -1.0, "seconds": 0.05}, ValueError, "temperature=-1.0"),
+        (model, {"cond_scale": float("nan"), "seconds": 0.05}, ValueError, "cond_scale=nan must be a finite number"),
+        (
+            model,
+            {"prime_wave": chirps((200,)) + torch.nan, "seconds": 0.05},
+            ValueError,
+            "holds values that are infinite or not numbers",
+        ),
         (without, {"prime_wave": chirps((200,)), "seconds": 0.05}, ValueError, "was built without wav2vec"),
     ]
     for built, options, kind, sentence in cases:

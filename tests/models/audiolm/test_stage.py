@@ -199,6 +199,16 @@ def test_a_prompt_ends_with_its_last_whole_frame() -> None:
         stage.prompt_codes(wave[:, :30], None, None)
 
 
+def test_a_prompt_is_a_sound() -> None:
+    """Whatever stands behind its end."""
+    stage, wave, lengths = stage_with_codec("coarse"), chirps((960, 960)), torch.tensor([960, 610])
+    wave[1, 700:] = torch.nan
+    assert whole_frames(stage.codec, wave, lengths, None).tolist() == [24, 15]
+    for lost in (None, torch.tensor([960, 701])):
+        with pytest.raises(ValueError, match="a prompt holds values that are infinite or not numbers: give a sound"):
+            whole_frames(stage.codec, wave, lost, None)
+
+
 # ------------------------------------------------------------------ the frozen networks
 
 

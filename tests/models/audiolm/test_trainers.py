@@ -10,6 +10,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from helicon.data.audio import get_dataloader
 from helicon.data.tokenize import tokenize
 from helicon.engine.options import ALIASES
 from helicon.models.audiolm.data import AudioSource, AudioTokenizer
@@ -20,6 +21,7 @@ from helicon.models.audiolm.trainers import (
     FineTransformerTrainer,
     SemanticTransformerTrainer,
     StageTrainer,
+    build_fine,
 )
 from helicon.models.audiolm.transformers import (
     CoarseTransformer,
@@ -27,7 +29,7 @@ from helicon.models.audiolm.transformers import (
     FineTransformer,
     SemanticTransformer,
 )
-from helicon.models.audiolm.wrappers import CoarseTransformerWrapper
+from helicon.models.audiolm.wrappers import CoarseTransformerWrapper, FineTransformerWrapper
 from helicon.models.semantic.tokenizer import MelKmeans
 from helicon.nn.network import load_network
 from helicon.registry import load
@@ -222,6 +224,48 @@ def test_the_trainer_generates() -> None:
     assert made.shape[0] == 3 and made.shape[1] <= 6
     stage = load_network(Path("run/checkpoints/step-00000002"))
     assert torch.equal(stage.generate(max_length=6, batch_size=3, seed=0), made), "with the averaged weights"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "sentence"),
+    [
+        ("semantic", IDS + 1, "semantic_token_ids hold 9, and the transformer knows 0 to 8"),
+        ("coarse", CODES + torch.tensor([1, 0, 0]), "token_ids hold 16, and the transformer knows 0 to 15"),
+        ("fine", CODES + torch.tensor([1, 0, 0]), "token_ids hold 16, and the transformer knows 0 to 15"),
+        ("delayed", CODES - 2, "token_ids hold -2, and the transformer knows 0 to 15, and -1 past the end"),
+    ],
+)
+def test_tokens_that_the_transformer_does_not_know_are_refused(name: str, entry: Tensor, sentence: str) -> None:
+    """Codes of one quantizer too great would be learned as the next one's, and as the end."""
+    entries = {"semantic": (entry,), "fine": (entry,)}.get(name, (IDS, entry))
+    trainer = built(name, dataset=Own(*entries), data_max_length_seconds=None)
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("coarse", [3, 4])
+def test_a_fine_stage_without_quantizers_is_refused(coarse: int) -> None:
+    tiny().save("codec")
+    with pytest.raises(ValueError, match=f"num_coarse_quantizers={coarse} leaves none of the codec's 3 quantizers to"):
+        build_fine({**SIZES, "num_coarse_quantizers": coarse}, codec="codec")
+
+
+@pytest.mark.parametrize("name", ["semantic", "fine"])
+def test_a_loader_may_tell_the_lengths(name: str) -> None:
+    waves = [WAVES[number, : 3000 + 100 * number] for number in range(4)]
+    loader = get_dataloader(waves, batch_size=2, with_lengths=True)
+    trainer = built(name, train_dataloader=loader, data_max_length_seconds=None, valid_frac=0.0)
+    heard = {"semantic": "raw_wave", "fine": "raw_wave_for_codec"}[name]
+    assert trainer.prepare(next(iter(loader)))[f"{heard}_lengths"].tolist() == [3000, 3100]
+    trainer.train_step()
+
+
+def test_padding_is_no_unknown_token() -> None:
+    stage = FineTransformerWrapper(transformer=FineTransformer(**FINE, pad_id=99))
+    trainer = StageTrainer(stage, train_dataloader=[(CODES[:2],)], **{**OPTIONS, "valid_frac": 0.0})
+    rows = CODES[:2].clone()
+    rows[0, 9:], rows[1, 7:] = 99, -1
+    assert torch.equal(trainer.data_tuple_to_kwargs((rows,))["token_ids"], rows)
 
 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [

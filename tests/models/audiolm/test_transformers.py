@@ -327,6 +327,20 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         KINDS["semantic"].build(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("semantic", {name: 0}) for name in ("dim", "depth", "heads", "dim_head", "num_semantic_tokens")]
+    + [("coarse", {name: 0}) for name in ("codebook_size", "num_coarse_quantizers", "num_semantic_tokens")]
+    + [("fine", {name: 0}) for name in ("codebook_size", "num_coarse_quantizers", "num_fine_quantizers")]
+    + [("delayed", {name: 0}) for name in ("codebook_size", "num_quantizers", "num_semantic_tokens")]
+    + [("semantic", {"cond_drop_prob": 2.0}), ("semantic", {"cond_drop_prob": -0.1})],
+)
+def test_sizes_that_cannot_be_are_refused(name: str, options: dict[str, Any]) -> None:
+    ((option, value),) = options.items()
+    with pytest.raises(ValueError, match=f"^{option}={value} must be (at least 1|from 0 to 1)$"):
+        KINDS[name].build(**options)
+
+
 def test_guidance_passes_over_what_is_not_predicted() -> None:
     network = KINDS["coarse"].build(**CONDITIONS["text"], project_semantic_logits=False).eval()
     semantic, coarse = network.forward_with_cond_scale(**KINDS["coarse"].tokens, text=TEXTS)

@@ -31,6 +31,13 @@ def test_clusters_that_are_there_are_found() -> None:
     assert 6 < report.perplexity <= 7
 
 
+def test_frames_that_are_not_finite_are_told() -> None:
+    frames = torch.randn(50, 3)
+    frames[7, 1], frames[9, 0] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match="2 of 50 frames are not finite"):
+        KMeans(3, 4).fit(frames)
+
+
 def test_it_is_as_good_as_scipys() -> None:
     frames = torch.randn(4000, 6, generator=torch.Generator().manual_seed(2))
     report = KMeans(6, 30).fit(frames, seed=0, batch_size=512)

@@ -212,6 +212,13 @@ def test_fitting_is_decided_by_the_seed_and_sees_no_padding(saved: dict[str, Pat
     assert fitted(tokenizer, num_frames=77).num_frames == 77
 
 
+def test_more_frames_may_be_asked_for_than_memory_holds() -> None:
+    asked, there = MelKmeans(13), MelKmeans(13)
+    report = fitted(asked, num_frames=10**14)
+    assert report.num_frames == fitted(there, num_frames=report.num_frames).num_frames > 100
+    assert torch.equal(asked.kmeans.centroids, there.kmeans.centroids)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(tokenizer: WaveTokenizer) -> None:
     audio = padded(LENGTHS)

@@ -158,6 +158,12 @@ def padded(lengths: Tensor, channels: int | None = None) -> Tensor:
     return audio
 
 
+def test_what_is_no_number_is_no_sound(saved: dict[str, Path]) -> None:
+    codec = built("mimi", saved)
+    with pytest.raises(ValueError, match="audio holds values that are infinite or not numbers: give a sound"):
+        codec.encode(padded(torch.tensor([5000, 4000])))
+
+
 @torch.no_grad()
 def own_codes(model: Any, name: str, clip: Tensor, quantizers: int) -> Tensor:
     """What transformers makes of one clip `[n]`, through its own feature extractor where it has one."""

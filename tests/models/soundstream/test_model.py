@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import helicon
-from helicon.models.soundstream.codecs import Codec
+from helicon.models.soundstream.codecs import Codec, check_floats
 from helicon.models.soundstream.discriminators import Judgement
 from helicon.models.soundstream.losses import PENALTY
 from helicon.models.soundstream.model import (
@@ -38,6 +38,20 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def unchanged(model: nn.Module, before: dict[str, Tensor]) -> bool:
     return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_no_sound_is_refused():
+    """Whole numbers, and what is no number, but for padding."""
+    model, audio = tiny(), sound()
+    audio[1, -50:] = torch.nan
+    lengths = torch.tensor([audio.shape[-1], audio.shape[-1] - 50])
+    for encode in (model.encode, model.encode_latents):
+        with pytest.raises(ValueError, match="audio holds values that are infinite or not numbers: give a sound"):
+            encode(audio)
+        assert encode(audio, lengths).isfinite().all()
+    with pytest.raises(ValueError, match=r"audio comes as int16: give floats from -1 to 1, which 16-bit samples are /"):
+        check_floats((audio * 3000).short())
+    check_floats(audio.double())
 
 
 # ---------------------------------------------------------------------------------------------- what forward gives
@@ -387,6 +401,17 @@ def test_a_loss_that_is_not_known_is_refused():
         ({**FSQ, "use_lookup_free_quantizer": True}, "exclude each other"),
         ({"multi_spectral_n_mels": (1, 2, 3)}, "must be one number, or one for each of the 2 windows"),
         ({"adversarial_loss_weight": -1.0}, "none may be negative"),
+        ({"codebook_size": 0}, "codebook_size=0 must be at least 1"),
+        ({"rq_num_quantizers": 0}, "rq_num_quantizers=0 must be at least 1"),
+        ({"rq_groups": 0}, "rq_groups=0 must be at least 1"),
+        ({"rq_quantize_dropout_multiple_of": 0}, "rq_quantize_dropout_multiple_of=0 must be at least 1"),
+        ({"target_sample_hz": 0}, "target_sample_hz=0 must be at least 1"),
+        ({"discr_periods": (2, 0)}, r"discr_periods=\(2, 0\) must be at least 1"),
+        (
+            {"enc_cycle_dilations": (0,)},
+            r"enc_cycle_dilations=\(0,\) and dec_cycle_dilations=.* must be at least 1 each",
+        ),
+        ({"dec_cycle_dilations": (1, -1)}, r"dec_cycle_dilations=\(1, -1\) must be at least 1 each"),
         ({"discr_multi_scales": (0.3,)}, "must be 1 divided by a whole number"),
         ({"stft_normalized": True}, "there is none: ask for it with complex_stft_discr_kwargs="),
         ({"stft_discriminator": nn.Conv1d(1, 1, 3)}, "a Conv1d, which could not be saved: derive it from helicon.Netw"),

@@ -209,3 +209,12 @@ def test_mistakes_are_named():
     stream.flush()
     with pytest.raises(ValueError, match="was flushed"):
         stream.encode(signal(codec))
+
+
+def test_one_channel_needs_no_dimension():
+    codec = build()
+    audio, stream = signal(codec), codec.stream()
+    codes = torch.cat((stream.encode(audio[:, 0, :50]), stream.encode(audio[:, 0, 50:]), stream.flush()), dim=1)
+    assert torch.equal(codes, codec.tokenize(audio))
+    with pytest.raises(ValueError, match="this codec takes audio of input_channels=2, got 1"):
+        build(input_channels=2).stream().encode(audio[:, 0])

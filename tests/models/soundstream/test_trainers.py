@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import helicon
-from helicon.data.audio import SoundDataset
+from helicon.data.audio import SoundDataset, get_dataloader
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.optim import LossScale
 from helicon.models.soundstream.model import SoundStream
@@ -191,9 +191,36 @@ def test_the_data_of_recipes():
         training_sounds("sounds", sounds={"kinds": ["pluck"]})
     with pytest.raises(ValueError, match=r"data.sounds"):
         training_sounds("synthetic", sounds={"colours": ["red"]})
-    files = training_sounds(folder_of_sounds(hz=2 * HZ), sample_hz=HZ, data_max_length_seconds=0.02, channels=2)
-    assert files[0]["audio"].shape == (2, 160)
-    assert trainer(dataset=files, model=tiny(input_channels=2)).feed.train.dataset is files
+    files = training_sounds(folder_of_sounds(hz=2 * HZ), sample_hz=HZ, data_max_length_seconds=0.02)
+    assert files[0]["audio"].shape == (160,)
+
+
+def test_the_sounds_of_recipes_have_the_channels_of_the_codec():
+    """(Nothing but `model.input_channels=2` is needed.)"""
+    mono = wave(0, 400)
+    Path("sounds").mkdir()
+    soundfile.write("sounds/0.wav", torch.stack((mono, -mono), dim=1).numpy(), HZ, subtype="FLOAT")
+    soundfile.write("sounds/1.wav", mono.numpy(), HZ, subtype="FLOAT")
+    files = training_sounds("sounds", sample_hz=HZ, data_max_length=400)
+    made_up = training_sounds("synthetic", sample_hz=HZ, data_max_length=4000, num_samples=3)
+    stereo = tiny(input_channels=2)
+    found = trainer(dataset=files, model=stereo).feed.train.dataset
+    assert torch.equal(found[0]["audio"], torch.stack((mono, -mono)))
+    assert torch.equal(found[1]["audio"], torch.stack((mono, mono)))
+    both = trainer(dataset=made_up, model=stereo, results_folder="made-up").feed.train.dataset[0]
+    assert torch.equal(both["audio"], made_up[0]["audio"].expand(2, -1)) and both["texts"] == made_up[0]["texts"]
+    assert trainer(dataset=made_up, results_folder="mono").feed.train.dataset is made_up
+    trainer(dataset=files, model=stereo, results_folder="stereo").train_step()
+
+
+@pytest.mark.parametrize("options", [{}, {"input_channels": 2}], ids=["mono", "stereo"])
+def test_a_loader_may_tell_the_lengths(options: dict[str, Any]):
+    shape = (2,) if options else ()
+    waves = Own(lambda n: wave(n, 100 + n).expand(*shape, -1).clone())
+    loader = get_dataloader(waves, batch_size=2, with_lengths=True)
+    run = trainer(tiny(**options), train_dataloader=loader)
+    assert run.prepare(next(iter(loader)))["audio_lengths"].tolist() == [100, 101]
+    run.train_step()
 
 
 @pytest.mark.parametrize(

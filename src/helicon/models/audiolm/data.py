@@ -131,6 +131,10 @@ class AudioSource:
     ds_fields: Sequence[str] | None = None
     sounds: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.end_prob <= 1:
+            raise ValueError(f"end_prob={self.end_prob}: it must be from 0 to 1")
+
     def at(self, rates: Mapping[str, int], channels: int = 1, least: int = 1, segments: bool = False) -> Any:
         """The samples, at the rate of each entry; all of a sample come from one read.
 
@@ -350,6 +354,8 @@ class AudioTokenizer(Tokenizer):
     The texts come along, and whether it is the end. Recordings are cut into segments, end to end, so that nothing of them is lost.
     """
 
+    options: Mapping[str, str] = {"semantic tokenizer": "semantic", "audio_conditioner": "conditioner"}
+
     def __init__(
         self,
         network: Network | None = None,
@@ -371,9 +377,6 @@ class AudioTokenizer(Tokenizer):
         codec = None if network is None else _for_tokens(network)
         named = {"codec": codec, "semantic tokenizer": semantic, "audio_conditioner": conditioner}
         self.networks = {name: given for name, given in named.items() if given is not None}
-        self.path = next((network.source for network in self.networks.values()), None)
-        further = {"semantic": semantic if codec is not None else None, "conditioner": conditioner}
-        self.options = {name: given.source for name, given in further.items() if given is not None}
         self._encoders = _encoders(codec, semantic, conditioner)
         made = {name: encoder.network.codebook_size for name, encoder in self._encoders.items()}
         self.sizes = {**(sizes or {}), **made}

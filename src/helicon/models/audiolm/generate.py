@@ -1,6 +1,6 @@
 """How the stages of AudioLM make tokens: prompts of unequal length, guidance in one batch, the decode loop of nn/decode.py.
 
-Letters: b batch, r rows of the transformer (2 b under guidance), n tokens, t frames, q quantizers, d features, v logits, w samples.
+Letters: b batch, r rows of the transformer (2 b under guidance), n tokens, t frames, q quantizers, d features, v logits, w samples or frames.
 """
 
 import weakref
@@ -237,21 +237,25 @@ def fine_codes(
     max_frames: int | None,
     asked: Sampled,
 ) -> Int[Tensor, "b t r"]:
-    """The fine codes of every frame of coarse ones, piece by piece where there are more than `max_frames`."""
+    """The fine codes of every frame of coarse ones, piece by piece where a row has more than `max_frames`.
+
+    Where its pieces begin and end depends on a row alone: it gives what it gives by itself.
+    """
     q, frames = network.num_fine_quantizers, coarse.shape[1]
     coarse, fine, asked = _aligned(network, coarse, prime_codes, q, asked)
     _check_ids(network.codebook_size, coarse_token_ids=coarse, prime_fine_token_ids=fine)
     fine = F.pad(fine[:, :frames], (0, 0, 0, max(0, frames - fine.shape[1])), value=PAD)
-    known = (fine >= 0).all(dim=-1).sum(dim=1)
     if max_frames is not None and max_frames < 2:
         raise ValueError(f"max_frames={max_frames} must be at least 2")
     piece = max_frames or frames
-    done, number = int(known.min()), 0
-    while done < frames:
-        begin = max(0, min(done - max(1, piece // OVERLAP), frames - piece))
-        end = min(frames, begin + piece)
-        fine = _piece(network, coarse, fine, (begin, end), asked.at(number) if number else asked)
-        done, number = end, number + 1
+    is_frame = F.pad((coarse >= 0).all(dim=-1), (1, 0))
+    ends = (is_frame * torch.arange(frames + 1, device=coarse.device)).amax(dim=1)  # behind the last frame of each row
+    done, number = (fine >= 0).all(dim=-1).sum(dim=1).minimum(ends), 0
+    while bool((done < ends).any()):
+        begin = (done - max(1, piece // OVERLAP)).minimum(ends - piece).clamp(min=0)
+        done = (begin + piece).minimum(ends)
+        fine = _piece(network, coarse, fine, (begin, done), asked.at(number) if number else asked)
+        number += 1
     return fine.masked_fill((coarse < 0).any(dim=-1, keepdim=True), PAD)
 
 
@@ -259,19 +263,32 @@ def _piece(
     network: FineTransformer,
     coarse: Int[Tensor, "b t q"],
     fine: Int[Tensor, "b t r"],
-    span: tuple[int, int],
+    span: tuple[Int[Tensor, " b"], Int[Tensor, " b"]],
     asked: Sampled,
 ) -> Int[Tensor, "b t r"]:
-    """Fills in the fine codes between two frames, behind those that are known there."""
+    """Fills in the fine codes between two frames of each row, behind those that are known there."""
     begin, end = span
-    inside = fine[:, begin:end]
-    known = (inside >= 0).all(dim=-1)
-    parts = [network.coarse.part(coarse[:, begin:end].flatten(1)), network.fine.part(inside.flatten(1))]
+    width = int((end - begin).max())
+    inside = _shifted(fine, begin, width, end - begin)
+    known = (inside >= 0).all(dim=-1).sum(dim=1)
+    heard = _shifted(coarse, begin, width, end - begin)
+    parts = [network.coarse.part(heard.flatten(1)), network.fine.part(inside.flatten(1))]
     q = network.num_fine_quantizers
     decoder = decoder_of(network, lambda: _Flat(network, network.fine), None)
-    made = _decode(network, decoder, parts, (end - begin - int(known.sum(dim=1).min())) * q, asked)
-    whole = joined(inside, made.tokens.unflatten(1, (-1, q)))[:, : end - begin]
-    return torch.cat((fine[:, :begin], whole, fine[:, end:]), dim=1)
+    made = _decode(network, decoder, parts, int((end - begin - known).max()) * q, asked)
+    whole = joined(inside, made.tokens.unflatten(1, (-1, q)))
+    frame = torch.arange(fine.shape[1], device=fine.device)
+    is_inside = (frame >= begin[:, None]) & (frame < end[:, None])
+    return torch.where(is_inside[..., None], _shifted(whole, -begin, fine.shape[1], end), fine)
+
+
+def _shifted(
+    codes: Int[Tensor, "b t q"], begin: Int[Tensor, " b"], width: int, counts: Int[Tensor, " b"]
+) -> Int[Tensor, "b w q"]:
+    """The first `counts` frames of each row from its `begin` on, and -1 behind them."""
+    places = begin[:, None] + torch.arange(width, device=codes.device)
+    chosen = places.clamp(0, codes.shape[1] - 1)[..., None].expand(-1, -1, codes.shape[2])
+    return without_padding(codes.gather(1, chosen), counts)
 
 
 def delayed_codes(

@@ -178,7 +178,7 @@ class AudioLM(Network):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         seed: int | None = None,
         condition_ids: Int[Tensor, "#b q"] | None = None,
     ) -> Float[Tensor, "b ..."] | list[Tensor]:
@@ -193,7 +193,8 @@ class AudioLM(Network):
             return_coarse_generated_wave: the sound of the coarse codes alone.
             mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
             seconds: the most that a sound lasts, its prompt with it; by default 512 frames.
-            cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages.
+            cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages. By default filter_thres is
+                0.9, or nothing where there is a top_k or a top_p.
             seed: the same again for the same seed; None draws one.
             condition_ids: in the place of texts: codes of sounds or texts, as an audio_conditioner makes them.
         """

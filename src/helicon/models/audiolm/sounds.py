@@ -37,7 +37,7 @@ class SoundMaker:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         cond_scale: float = 3.0,
     ):
         """
@@ -48,7 +48,8 @@ class SoundMaker:
             coarse, fine: the other stages; a delayed one as `coarse` stands for both.
             fine_max_frames: as many frames as the fine stage learned from: longer sounds are made piece by piece.
             seconds: the most that a sound lasts, its prompt with it; by default 512 frames of the codec.
-            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn, in all stages.
+            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn, in all stages. By default filter_thres is
+                0.9, or nothing where there is a top_k or a top_p.
         """
         Sampling(temperature, top_k, top_p, filter_thres, cond_scale)  # which refuses numbers that cannot be
         self.network = _whole(network, coarse, fine, fine_max_frames)

@@ -333,7 +333,7 @@ def without_padding(ids: Int[Tensor, "b n ..."], lengths: Lengths | None) -> Int
 
 
 def whole_frames(network: Any, wave: Wave, lengths: Lengths | None, input_sample_hz: int | None) -> Lengths:
-    """How many frames of a codec or tokenizer are filled by sounds."""
+    """How many frames of a codec or tokenizer are filled by prompts, once those are seen to be sounds."""
     if lengths is None:
         lengths = torch.full((len(wave),), wave.shape[-1], device=wave.device)
     frames = lengths * network.sample_hz // ((input_sample_hz or network.sample_hz) * network.downsample_factor)
@@ -342,6 +342,9 @@ def whole_frames(network: Any, wave: Wave, lengths: Lengths | None, input_sample
             f"a prompt of {int(lengths.min())} samples is shorter than a frame of the {type(network).__name__}, "
             f"{network.downsample_factor} samples at {network.sample_hz} Hz: give a longer one"
         )
+    is_past = torch.arange(wave.shape[-1], device=wave.device) >= lengths[:, None]
+    if not bool((torch.isfinite(wave.reshape(len(wave), -1, wave.shape[-1])).all(dim=1) | is_past).all()):
+        raise ValueError("a prompt holds values that are infinite or not numbers: give a sound without them")
     return frames
 
 

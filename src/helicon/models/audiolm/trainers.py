@@ -16,8 +16,8 @@ from helicon.data.tokens import TokenCache
 from helicon.engine.checkpoint import resolve
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
-from helicon.models.audiolm.data import END_PROB, AudioTokenizer, cached_audio, sounds_for
-from helicon.models.audiolm.stage import FOR_CONDITIONER, Stage
+from helicon.models.audiolm.data import END_PROB, TOKENS, AudioTokenizer, cached_audio, sounds_for
+from helicon.models.audiolm.stage import FOR_CONDITIONER, PAD, Stage
 from helicon.models.audiolm.task import StageTask
 from helicon.models.audiolm.transformers import (
     CoarseTransformer,
@@ -113,6 +113,7 @@ class StageTrainer(Trainer):
             self.name = next(kind.name for kind in StageTrainer.__subclasses__() if kind.kind is type(stage))
         self.fields, self.ds_fields = batch_fields(stage), ds_fields
         tokenizer = tokenizer_of(stage)
+        self.sizes = tokenizer.sizes
 
         def find(source: Any) -> Any:
             found = sounds_for(
@@ -145,9 +146,10 @@ class StageTrainer(Trainer):
         fields = {name: field for name, field in self.fields.items() if name not in by_name}
         named = route(batch, fields, self.ds_fields)
         stage = self.unwrapped_stage
+        self._check_tokens(named)  # here, where they are on the host yet
         table = stage.transformer.code_table
         if table is not None and "condition_ids" in named:
-            table.check(named["condition_ids"])  # here, where they are on the host yet
+            table.check(named["condition_ids"])
         elif table is not None and stage.code_conditioner is None:
             raise ValueError(
                 "this stage is conditioned on codes, and the samples have none: give it the audio_conditioner that makes them, "
@@ -159,6 +161,20 @@ class StageTrainer(Trainer):
                 "or train one without has_condition"
             )
         return named
+
+    def _check_tokens(self, batch: Batch) -> None:
+        """(A code too great would be read as one of the next quantizer, and learned as the end.)"""
+        pad_id = getattr(self.unwrapped_stage.transformer, "pad_id", PAD)
+        for name, size in self.sizes.items():
+            if name not in TOKENS or name not in batch or not batch[name].numel():
+                continue
+            ids = batch[name].masked_fill(batch[name] == pad_id, 0)
+            least, most = int(ids.min()), int(ids.max())
+            if least < PAD or most >= size:
+                raise ValueError(
+                    f"{name} hold {least if least < PAD else most}, and the transformer knows 0 to {size - 1}, and -1 past the end "
+                    "of a row: count them from 0, or build it for more"
+                )
 
     def data_tuple_to_kwargs(self, data: Any) -> Batch:
         """A batch of a user's own DataLoader by the names its entries have here."""
@@ -360,6 +376,11 @@ def build_fine(
     if found is not None:
         sizes["codebook_size"] = found.codebook_size
         if isinstance(coarse := transformer.get("num_coarse_quantizers"), int):
+            if coarse >= found.num_quantizers:
+                raise ValueError(
+                    f"num_coarse_quantizers={coarse} leaves none of the codec's {found.num_quantizers} quantizers to a fine stage: "
+                    "give fewer"
+                )
             sizes["num_fine_quantizers"] = found.num_quantizers - coarse
     return FineTransformerWrapper(
         transformer=FineTransformer(**check(FineTransformer, {**sizes, **transformer}, "model.transformer")),

@@ -74,6 +74,9 @@ class TokenTransformer(TextConditioned):
                 audio_conditioner that has codes says so itself.
         """
         super().__init__()
+        check_counts(dim=dim, depth=depth, heads=heads, dim_head=dim_head)
+        if not 0 <= cond_drop_prob <= 1:
+            raise ValueError(f"cond_drop_prob={cond_drop_prob} must be from 0 to 1")
         reads_texts = has_condition or audio_text_condition
         if audio_text_condition and cond_dim is None:
             cond_dim = dim
@@ -173,6 +176,12 @@ class TokenTransformer(TextConditioned):
         return tuple(None if part is None else _guided(part, cond_scale) for part in logits)
 
 
+def check_counts(**given: int) -> None:
+    for name, count in given.items():
+        if count < 1:
+            raise ValueError(f"{name}={count} must be at least 1")
+
+
 def twice(x: Tensor) -> Tensor:
     return torch.cat((x, x))
 
@@ -269,6 +278,7 @@ class SemanticTransformer(TokenTransformer):
     @with_shared_arguments
     def __init__(self, *, num_semantic_tokens: int, **shared: Any):
         super().__init__(**shared)
+        check_counts(num_semantic_tokens=num_semantic_tokens)
         self.num_semantic_tokens = self.eos_id = num_semantic_tokens
         self.semantic = Tokens(self.dim, num_semantic_tokens)
         self.to_logits = nn.Linear(self.dim, num_semantic_tokens + 1, bias=False)
@@ -315,6 +325,8 @@ class CoarseTransformer(TokenTransformer):
             project_semantic_logits: semantic tokens are predicted here too, which helps to learn them.
         """
         super().__init__(**shared)
+        check_counts(codebook_size=codebook_size, num_coarse_quantizers=num_coarse_quantizers)
+        check_counts(num_semantic_tokens=num_semantic_tokens)
         self.codebook_size, self.num_coarse_quantizers = codebook_size, num_coarse_quantizers
         self.num_semantic_tokens, self.eos_id = num_semantic_tokens, codebook_size
         self.semantic = Tokens(self.dim, num_semantic_tokens)
@@ -373,6 +385,8 @@ class FineTransformer(TokenTransformer):
             pad_id: what stands past the end of a row, beside -1.
         """
         super().__init__(**shared)
+        check_counts(codebook_size=codebook_size, num_coarse_quantizers=num_coarse_quantizers)
+        check_counts(num_fine_quantizers=num_fine_quantizers)
         self.codebook_size, self.pad_id = codebook_size, pad_id
         if 0 <= pad_id < codebook_size:
             raise ValueError(f"pad_id={pad_id} is a code of codebook_size={codebook_size}: give -1")
@@ -421,6 +435,9 @@ class DelayedTransformer(TokenTransformer):
     @with_shared_arguments
     def __init__(self, *, codebook_size: int, num_quantizers: int, num_semantic_tokens: int, **shared: Any):
         super().__init__(**shared)
+        check_counts(
+            codebook_size=codebook_size, num_quantizers=num_quantizers, num_semantic_tokens=num_semantic_tokens
+        )
         self.codebook_size, self.num_quantizers = codebook_size, num_quantizers
         self.num_semantic_tokens = num_semantic_tokens
         # The end as the first quantizer says it, and what stands where a quantizer has not begun yet or is done.

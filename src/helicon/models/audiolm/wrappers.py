@@ -119,7 +119,7 @@ class SemanticTransformerWrapper(Stage):
         prime_ids: Int[Tensor, "#b n"] | None = None,
         batch_size: int = 1,
         cond_scale: float = 3.0,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         temperature: float = 1.0,
         use_kv_cache: bool = True,
         include_eos_in_output: bool = False,
@@ -133,14 +133,15 @@ class SemanticTransformerWrapper(Stage):
 
         Args:
             prime_wave, prime_ids: what they go on from; of rows of unequal length, with -1 or `prime_lengths` samples.
-            filter_thres: only the likeliest 1 - filter_thres of all tokens are drawn from.
+            top_k, top_p, filter_thres: which tokens are drawn from: the k likeliest, those that have a probability of p together,
+                the likeliest 1 - filter_thres of all. Where none of the three is given, filter_thres is 0.9.
             use_kv_cache: without effect: there is always one.
             include_eos_in_output: the token of the end stands behind rows that ended.
             seed: the same again for the same seed; None draws one.
         """
         if prime_wave is not None:
             prime_ids = self.prompt_ids(prime_wave, prime_lengths, prime_wave_input_sample_hz)
-        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
         condition = self.said(text, text_embeds, **texts)
         return semantic_tokens(
             self.transformer,
@@ -247,7 +248,7 @@ class CoarseTransformerWrapper(Stage):
         text_embeds: Float[Tensor, "#b m e"] | None = None,
         max_time_steps: int = 512,
         cond_scale: float = 3.0,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
         use_kv_cache: bool = True,
@@ -262,7 +263,7 @@ class CoarseTransformerWrapper(Stage):
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_coarse_token_ids = codes[..., : self.transformer.num_coarse_quantizers]
-        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
         condition = self.said(text, text_embeds, **texts)
         made = flat_codes(
             self.transformer,
@@ -360,7 +361,7 @@ class FineTransformerWrapper(Stage):
         text: Sequence[str] | None = None,
         text_embeds: Float[Tensor, "#b m e"] | None = None,
         cond_scale: float = 3.0,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
         use_kv_cache: bool = True,
@@ -386,7 +387,7 @@ class FineTransformerWrapper(Stage):
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_fine_token_ids = self._split(codes)["fine_token_ids"]
-        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
         condition = self.said(text, text_embeds, **texts)
         fine = fine_codes(
             self.transformer, coarse, prime_fine_token_ids, max_frames, Sampled(condition, len(coarse), sampling, seed)
@@ -470,7 +471,7 @@ class DelayedTransformerWrapper(Stage):
         text_embeds: Float[Tensor, "#b m e"] | None = None,
         max_time_steps: int = 512,
         cond_scale: float = 3.0,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
         prime_lengths: Lengths | None = None,
@@ -483,7 +484,7 @@ class DelayedTransformerWrapper(Stage):
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_token_ids = codes[..., : self.transformer.num_quantizers]
-        sampling = Sampling(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
         condition = self.said(text, text_embeds, **texts)
         made = delayed_codes(
             self.transformer,

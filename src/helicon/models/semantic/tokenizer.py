@@ -138,13 +138,16 @@ class KmeansTokenizer(WaveTokenizer):
         clustering: Progress | None = None,
     ) -> KMeansReport:
         """Fits the clusters to the first `num_frames` frames of features of batches `[b, n]` and their lengths."""
-        frames = torch.empty(num_frames, self.features.dim)
+        frames = torch.empty(0, self.features.dim)  # grows: there may be far less audio than is asked for
         count = 0
         for wave, lengths in waves:
             if (wave.shape[-1] if lengths is None else int(lengths.max())) < self._least(None):
                 continue
             for _, cut in cut_by_length(wave.to(self.kmeans.centroids.device), lengths, self._least(None)):
                 found = self.features(self._prepared(cut, None)).flatten(0, 1)[: num_frames - count]
+                if count + len(found) > len(frames):
+                    room = min(num_frames, 2 * (count + len(found))) - count
+                    frames = torch.cat((frames[:count], torch.empty(room, self.features.dim)))
                 frames[count : count + len(found)] = found.cpu()
                 count += len(found)
             if reading is not None:

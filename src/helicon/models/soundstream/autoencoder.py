@@ -76,6 +76,8 @@ class SoundStreamAutoencoder(nn.Module):
         super().__init__()
         if min(channels, input_channels) < 1:
             raise ValueError(f"{channels=} and {input_channels=} must be at least 1")
+        if min([*enc_cycle_dilations, *dec_cycle_dilations], default=1) < 1:
+            raise ValueError(f"{enc_cycle_dilations=} and {dec_cycle_dilations=} must be at least 1 each")
         _check(quantizer, codebook_dim, strides, channel_mults, activation)
         self.hop = math.prod(strides)
         self.codebook_dim, self.input_channels, self.pad_mode = codebook_dim, input_channels, pad_mode

@@ -64,6 +64,18 @@ class Codec(Protocol):
         ...
 
 
+def check_floats(audio: Tensor) -> None:
+    if not audio.is_floating_point():
+        kind = str(audio.dtype).removeprefix("torch.")
+        raise ValueError(f"audio comes as {kind}: give floats from -1 to 1, which 16-bit samples are / 32768")
+
+
+def check_finite(audio: Tensor) -> None:
+    """(Looks at what is on the host alone: a device would have to be waited for, in training too.)"""
+    if audio.device.type == "cpu" and not bool(torch.isfinite(audio).all()):
+        raise ValueError("audio holds values that are infinite or not numbers: give a sound without them")
+
+
 class PretrainedCodec(Network):
     """A frozen codec. Saved by name and fingerprint: loading reads the model again from where it was.
 
@@ -195,6 +207,7 @@ class PretrainedCodec(Network):
 
     def _with_channels(self, audio: Audio) -> Float[Tensor, "b c n"]:
         clips = audio[:, None] if audio.ndim == 2 else audio
+        check_floats(audio)
         if clips.ndim != 3 or clips.shape[1] != self.channels:
             wanted = "[b, n] or [b, 1, n]" if self.channels == 1 else f"[b, {self.channels}, n]"
             raise ValueError(
@@ -204,6 +217,7 @@ class PretrainedCodec(Network):
 
     def _prepared(self, clips: Float[Tensor, "g c n"], input_sample_hz: int | None) -> Float[Tensor, "g c m"]:
         """Clips as the model's feature extractor would hand them over."""
+        check_finite(clips)
         return resample(clips, input_sample_hz or self.sample_hz, self.sample_hz)
 
     def _checked(self, codes: Int[Tensor, "b t q"]) -> Lengths:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import helicon
 from helicon.models.soundstream.autoencoder import SoundStreamAutoencoder
+from helicon.models.soundstream.codecs import check_finite, check_floats
 from helicon.models.soundstream.discriminators import (
     BandDiscriminator,
     ComplexSTFTDiscriminator,
@@ -190,6 +191,14 @@ class SoundStream(Network):
         _refuse(attn_xpos_scale_base, attn_dynamic_pos_bias, use_gate_loop_layers, complex_stft_discr_logits_abs)
         _check_choices(mel_loss=mel_loss, adversarial_loss=adversarial_loss)
         _check_discriminators(stft_discriminator, complex_stft_discr_kwargs, stft_normalized)
+        _check_counts(
+            codebook_size=codebook_size,
+            rq_num_quantizers=rq_num_quantizers,
+            rq_quantize_dropout_multiple_of=rq_quantize_dropout_multiple_of,
+            rq_groups=rq_groups,
+            target_sample_hz=target_sample_hz,
+            discr_periods=discr_periods,
+        )
         if use_lookup_free_quantizer and use_finite_scalar_quantizer:
             raise ValueError("use_lookup_free_quantizer and use_finite_scalar_quantizer exclude each other: choose one")
         stacks = {
@@ -316,6 +325,7 @@ class SoundStream(Network):
         if shaped.ndim != 3 or shaped.shape[1] != self.channels:
             wanted = "[n], [b, n] or [b, 1, n]" if self.channels == 1 else f"[b, {self.channels}, n]"
             raise ValueError(f"this codec takes audio {wanted}, not {list(x.shape)}: mix or repeat the channels first")
+        check_floats(x)
         audio = resample(shaped.float(), input_sample_hz or self.sample_hz, self.sample_hz)
         return audio[..., audio.shape[-1] % self.downsample_factor :] if curtail_from_left else audio
 
@@ -375,6 +385,7 @@ class SoundStream(Network):
             audio = without_padding(self.process_input(audio), lengths)  # before its neighbours can hear it
             lengths = -(-lengths * self.sample_hz // input_sample_hz)  # as `resample` makes them
         clips = without_padding(self.process_input(audio, input_sample_hz), lengths)
+        check_finite(clips)
         with self._evaluating(), torch.no_grad():
             frames = function(clips)
         mask = self.frame_mask(clips.shape[-1], lengths)
@@ -525,6 +536,12 @@ def _check_choices(**chosen: str) -> None:
     for name, value in chosen.items():
         if value not in known[name]:
             raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, known[name]))}")
+
+
+def _check_counts(**given: int | Sequence[int] | None) -> None:
+    for name, counts in given.items():
+        if counts is not None and min([counts] if isinstance(counts, int) else counts, default=1) < 1:
+            raise ValueError(f"{name}={counts} must be at least 1")
 
 
 def _check_discriminators(

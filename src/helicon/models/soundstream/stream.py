@@ -23,7 +23,7 @@ class CodecStream:
     """One signal (or a batch of signals side by side) on its way through a codec.
 
         stream = codec.stream()
-        for chunk in microphone:             # [b, c, n], of any length
+        for chunk in microphone:             # [b, c, n], or [b, n] of one channel, of any length
             codes = stream.encode(chunk)     # [b, t, q] of the frames that are complete now, t = 0 for none
             audio = stream.decode(codes)     # [b, c, t * hop]
         audio = stream.decode(stream.flush())
@@ -43,8 +43,9 @@ class CodecStream:
         self._is_flushed = False
 
     @torch.no_grad()
-    def encode(self, audio: Float[Tensor, "b c n"]) -> Int64[Tensor, "b t q"]:
+    def encode(self, audio: Float[Tensor, "b n"] | Float[Tensor, "b c n"]) -> Int64[Tensor, "b t q"]:
         """Codes of the frames that this chunk completes."""
+        audio = audio[:, None] if audio.ndim == 2 else audio
         if self._is_flushed:
             raise ValueError("this stream was flushed, its last frame is coded: start another with stream()")
         self.codec.check_channels(audio)

@@ -1,5 +1,6 @@
 """The codec's trainer: how its data is found, and the defaults it trains with. The loop is the engine's."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from helicon.config import check, signature_without
-from helicon.data.audio import Recordings, TensorAudio, audio_data
+from helicon.data.audio import AudioTransform, Recordings, TensorAudio, audio_data
 from helicon.data.fields import TEXT, Field, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
@@ -45,14 +46,14 @@ def training_sounds(
     sample_hz: int = 16000,
     data_max_length: int | None = None,
     data_max_length_seconds: float | None = None,
-    channels: int = 1,
     captions: CaptionSource | None = None,
     text_column: str = "text",
     num_samples: int = 10_000,
     seed: int = 0,
     sounds: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The `data` section of a recipe: a folder or manifest of sounds, or the made-up ones of `synthetic`.
+    """The `data` section of a recipe: a folder or manifest of sounds, or the made-up ones of `synthetic`. A codec hears as many
+    channels of them as it has.
 
     Args:
         sample_hz: their rate, which must be the network's own.
@@ -73,7 +74,6 @@ def training_sounds(
         sample_hz,
         max_length=data_max_length,
         max_length_seconds=data_max_length_seconds,
-        channels=channels,
         captions=captions,
         text_column=text_column,
     )
@@ -205,6 +205,15 @@ def at_rate(source: Any, hz: int, network: str) -> Any:
     return source
 
 
+def _with_channels(source: Any, channels: int) -> Any:
+    """Sounds that are `READY`, with so many channels."""
+    if isinstance(source, SyntheticSounds):
+        return source if channels == 1 else TensorAudio(source, AudioTransform(source.sample_hz, channels=channels))
+    changed = copy.copy(source)
+    changed.transform = replace(source.transform, channels=channels)
+    return changed
+
+
 def _sounds(
     source: Any,
     soundstream: SoundStream,
@@ -212,12 +221,12 @@ def _sounds(
     with_target: bool,
     ds_fields: Sequence[str] | None,
 ) -> Any:
-    """Samples {"audio"} at the codec's rate."""
+    """Samples {"audio"} at the codec's rate, with its channels."""
     if source is None:
         return None
     hz = soundstream.sample_hz
     if isinstance(source, READY):
-        return at_rate(source, hz, "codec")
+        return _with_channels(at_rate(source, hz, "codec"), soundstream.channels)
     check_length(*length, hz)
     is_files = isinstance(source, (str, Path)) or hasattr(source, "column_names")
     if is_files and length == (None, None):
