@@ -75,6 +75,8 @@ def test_a_folder_and_a_model(sounds: Path, tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["-o", "there"], "there is there already: choose another folder, or remove it"),
+        (["-o", "sounds/0.wav/new"], "sounds/0.wav/new cannot be written: Not a directory; choose another place with -o"),
+        (["-o", "/proc/new"], "/proc/new cannot be written: No such file or directory; choose another place with -o"),
         (["-o", "new", "--hours", "0"], "--hours 0.0: it must be more than 0"),
         (["-o", "new", "--layer", "3"], "--layer 3 is for a model: mel has no layers"),
         (["-o", "new", "--model", "hubert"], "layer 9 must lie between -4 and 3: the model has 3 layers"),
@@ -88,6 +90,20 @@ def test_mistakes_are_told_in_one_sentence(sounds: Path, tmp_path: Path, argumen
     result = call("--data", "sounds", *arguments)
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, f"error: {sentence}")
     assert not Path("new").exists()
+
+
+def test_a_model_that_is_not_here_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str, **options: object) -> None:
+        raise OSError(f"{name} is not on the hub")
+
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", refused)
+    result = call("--data", "synthetic", "-o", "new", "--model", "mulan")
+    first, last = result.stderr.splitlines()
+    assert result.exit_code == 1 and first == "there is no folder mulan here; looking for it on the hub"
+    sentence = (
+        "there is no folder mulan here, and on the hub the model 'mulan' could not be read (mulan is not on the hub): "
+    )
+    assert last.startswith(f"error: {sentence}")
 
 
 def test_data_that_is_not_there() -> None:

@@ -320,6 +320,22 @@ def test_mistakes_are_one_sentence(made: Path, name: str, arguments: list[str], 
     assert sorted(Path.cwd().rglob("*")) == before
 
 
+@pytest.mark.parametrize(("name", "picture"), [("table.glb", "table.png"), ("voice.wav", "voice-spectrogram.png")])
+def test_a_picture_of_something_else_is_not_overwritten(name: str, picture: str) -> None:
+    Path(picture).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"{picture} is there already, and would be the picture of {name}"):
+        verb.Target(Path(name)).claim()
+    assert str(verb._free(Path(name).stem, Path(name).suffix)) == f"{Path(name).stem}-2{Path(name).suffix}"
+    Path(name).touch()  # then it is the picture of that, and both are replaced
+    verb.Target(Path(name)).claim()
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_the_work(made: Path) -> None:
+    result = call(made / "words", *A, "-o", "/proc/out.png")
+    sentence = "error: /proc/out.png cannot be written: No such file or directory; choose another place with -o\n"
+    assert (result.exit_code, result.stderr, result.stdout) == (1, sentence, "")
+
+
 def test_an_unreadable_picture_is_named(made: Path) -> None:
     Path("low.png").write_text("no picture")
     result = call(made / "larger", *A, "--image", "low.png")

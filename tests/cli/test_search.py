@@ -105,6 +105,7 @@ def test_made_up_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--like", "gone.wav"], "--like gone.wav is not there: name a sound file"),
         (["--text", "a", "-o", "found.txt"], "-o found.txt: what was found goes into a file that ends in .jsonl"),
         (["--text", "a", "-o", "gone/found.jsonl"], "-o gone/found.jsonl: there is no folder gone"),
+        (["--text", "a", "-o", "/proc/found.jsonl"], "/proc/found.jsonl cannot be written: No such file or directory; choose another place"),
         (["--text", "a", "--seconds", "-1"], "seconds=-1 must be more than 0: it is how long clips are"),
     ],
 )  # fmt: skip

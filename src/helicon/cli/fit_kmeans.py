@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from helicon.cli.generate import check_writable
 from helicon.cli.progress import percent
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def fit_kmeans(
         raise ValueError(f"--seconds {seconds:g}: it must be more than 0")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already: choose another folder, or remove it")
+    check_writable(out)
     mulan = None if model == MEL else mulan_of(model)
     only_for = {"--layer": layer if mulan is not None else None, "--quantizers": quantizers if mulan is None else None}
     for option, value in only_for.items():
@@ -172,11 +174,19 @@ def fit_codes(
 def build(model: str, layer: int | None, clusters: int) -> "KmeansTokenizer":
     from helicon.models.semantic.tokenizer import HubertWithKmeans, MelKmeans
 
-    if model != MEL:
+    if model == MEL:
+        if layer is not None:
+            raise ValueError(f"--layer {layer} is for a model: mel has no layers")
+        return MelKmeans(clusters)
+    is_here = Path(model).expanduser().exists()
+    if not is_here:  # the hub can take minutes to answer
+        typer.echo(f"there is no folder {model} here; looking for it on the hub", err=True)
+    try:
         return HubertWithKmeans(model, output_layer=LAYER if layer is None else layer, codebook_size=clusters)
-    if layer is not None:
-        raise ValueError(f"--layer {layer} is for a model: mel has no layers")
-    return MelKmeans(clusters)
+    except ValueError as error:
+        if is_here or error.__cause__ is None:  # (it was read, and does not fit)
+            raise
+        raise ValueError(f"there is no folder {model} here, and on the hub {error}") from error
 
 
 def sounds(data: str, sample_hz: int, most: int, seed: int, seconds: float) -> Any:

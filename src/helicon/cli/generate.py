@@ -6,8 +6,8 @@ What is made, and from what, is the family's own affair: its `Maker` stands in t
 import inspect
 import json
 import logging
-import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -249,10 +249,14 @@ class Target:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} cannot be written into: choose another place with -o")
         if self.pattern is not None and any(folder.iterdir()):
             raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
+        check_writable(self.path)
+        picture = None if self.pattern is not None or self.path.exists() else picture_beside(self.path)
+        if picture is not None and picture.exists():  # beside no file that was made before: it is of something else
+            raise FileExistsError(
+                f"{picture} is there already, and would be the picture of {self.path}: choose another name with -o"
+            )
 
     def write(self, things: Iterable[Thing], maker: "Maker", seed: int, tell: Tell) -> str:
         """Writes everything; returns what was written, in words."""
@@ -265,6 +269,30 @@ class Target:
         assert maker.sheet is not None
         maker.sheet(made).write(self.path)
         return f"{self.path}, a sheet of {len(made)}"
+
+
+def picture_beside(path: Path) -> Path | None:
+    """The picture that is written with a file, where that is of a sound or a mesh."""
+    if path.suffix.lower() in SHEET_SUFFIXES:
+        return None
+    from helicon.data.sound import SUFFIXES, spectrogram_beside
+    from helicon.models.meshgpt import meshes
+
+    if path.suffix.lower() in SUFFIXES:
+        return spectrogram_beside(path)
+    return meshes.picture_beside(path) if path.suffix.lower() in meshes.MeshMaker.suffixes else None
+
+
+def check_writable(path: Path) -> None:
+    """Raises where nothing can be written at `path`. Permissions alone do not tell: it is tried."""
+    place = next(place for place in (path, *path.absolute().parents) if place.exists())
+    try:
+        if place == path and path.is_file():
+            path.open("a").close()
+        else:
+            tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}; choose another place with -o") from error
 
 
 def write_folder(
@@ -320,7 +348,7 @@ def _file_name(text: str) -> str:
 
 def _free(name: str, suffix: str) -> Path:
     path, number = Path(name + suffix), 1
-    while path.exists():
+    while path.exists() or ((picture := picture_beside(path)) is not None and picture.exists()):
         number += 1
         path = Path(f"{name}-{number}{suffix}")
     return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helicon.cli.generate import device, loaded
+from helicon.cli.generate import check_writable, device, loaded
 from helicon.cli.progress import percent
 from helicon.cli.train import RECIPE_FILE
 from helicon.config import ConfigError, load_recipe
@@ -103,6 +103,8 @@ def check(texts: Sequence[str], sounds: Sequence[Path], out: Path | None) -> Non
         raise ConfigError(f"-o {out}: what was found goes into a file that ends in .jsonl")
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"-o {out}: there is no folder {out.parent}")
+    if out is not None:
+        check_writable(out)
 
 
 def heard_at_once(folder: Path, sample_hz: int) -> float | None:

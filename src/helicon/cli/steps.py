@@ -32,6 +32,9 @@ RECORD = "pipeline.json"  # what steps were done with, where their folders do no
 
 # Arguments of a stage's data section that say where and how often, not what: a token cache does not depend on them.
 NOT_OF_A_CACHE = ("source", "end_prob")
+# Settings of a run, and options of a tokenizer, that say how long or how fast, not what is learned or fitted.
+NOT_OF_A_RUN = ("trainer.num_train_steps", "trainer.num_workers", "trainer.log_every")
+NOT_OF_CLUSTERS = ("batch_size", "workers")
 
 
 @runtime_checkable
@@ -164,8 +167,19 @@ class Stage:
         for section in SECTIONS:
             before, after = getattr(begun, section), getattr(now, section)
             keys = dict.fromkeys([*before, *after])
-            found += [f"{section}.{key}" for key in keys if before.get(key) != after.get(key)]
-        return [key for key in found if key != "trainer.num_train_steps"]
+            found += [
+                f"{section}.{key}"
+                for key in keys
+                if not self._is_same(f"{section}.{key}", before.get(key), after.get(key), work)
+            ]
+        return [key for key in found if key not in NOT_OF_A_RUN]
+
+    def _is_same(self, key: str, before: Any, after: Any, work: Work) -> bool:
+        """Whether two values of a setting mean the same; of a step in this folder, which may have been moved since, the name tells."""
+        step = self.stands_on.get(key)
+        if step is not None and isinstance(before, str) and after == str(work.home(step)):
+            return Path(before).name == step
+        return is_same(before, after)
 
 
 def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
@@ -186,22 +200,39 @@ def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) 
     return found
 
 
+def is_same(before: Any, after: Any) -> bool:
+    """Whether two values are equal, or two spellings of one path."""
+    if isinstance(before, str) and isinstance(after, str):
+        return before == after or Path(before).expanduser().resolve() == Path(after).expanduser().resolve()
+    return bool(before == after)
+
+
 def check_order(work: Work) -> None:
     """What was begun goes on as it was, and what others were trained on stays as it is, also where it is read through what was made of it.
     (A token cache is brought up to date.)"""
     begun = [step for step in work.steps if isinstance(step, Stage) and step.is_begun(work)]
-    remedy = "or a new folder with --out"
-    for step in (step for step in work.steps if not step.is_done(work)):
+    for step in (step for step in work.steps if not isinstance(step, Tokens) and not step.is_done(work)):
+        others = step.differs(work) if isinstance(step, Stage) and step in begun else []
         on_it = [later for later in begun if step.name in bases(later, work)]
-        if on_it and not isinstance(step, Tokens):
-            what = step.changed(work) if isinstance(step, Clusters) else "other settings"
-            raise ConfigError(
-                f"the {on_it[0].name} in {work.folder} was trained on a {step.name} with {what}: give those again, {remedy}"
-            )
-        if isinstance(step, Stage) and step in begun and (others := step.differs(work)):
-            raise ConfigError(
-                f"the {step.name} in {work.folder} was begun with another {others[0]}: give that again, {remedy}"
-            )
+        if on_it:
+            problem = f"the {on_it[0].name} in {work.folder} was trained on a {step.name} {_unlike(step, others, work)}"
+        elif others:
+            problem = f"the {step.name} in {work.folder} was begun with another {others[0]}: give that again"
+        else:
+            continue
+        outdated = [str(work.home(one.name)) for one in [*([step] if others else []), *on_it]]
+        raise ConfigError(
+            f"{problem}, or a new folder with --out; or delete {' and '.join(outdated)}: what is missing, and all that stands on it, is made anew"
+        )
+
+
+def _unlike(step: Step, others: Sequence[str], work: Work) -> str:
+    """How what a stage was trained on is not what is asked for now, and the first remedy."""
+    if not work.home(step.name).exists():
+        return "that is gone: put it back"
+    if others:
+        return f"with another {others[0]}: give that again"
+    return f"with {step.changed(work) if isinstance(step, Clusters) else 'other settings'}: give those again"
 
 
 def bases(step: Step, work: Work) -> set[str]:
@@ -237,7 +268,7 @@ class Clusters:
         self._options(work)
 
     def is_done(self, work: Work) -> bool:
-        return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._settings(work)
+        return work.home(self.name).is_dir() and self.name in work.recorded and not self._differs(work)
 
     def run(self, work: Work) -> None:
         home = work.home(self.name)
@@ -256,20 +287,40 @@ class Clusters:
     def changed(self, work: Work) -> str:
         """What it was made with, and would not be now."""
         before, now = work.recorded.get(self.name, {}), self._settings(work)
-        names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
-        first = "".join(f" ({name} was {before.get(name)}, and is {now.get(name)})" for name in names[:1])
+        first = "".join(f" ({name} was {before.get(name)}, and is {now.get(name)})" for name in self._differs(work)[:1])
         return f"other settings{first}"
+
+    def _differs(self, work: Work) -> list[str]:
+        before, now = work.recorded.get(self.name, {}), self._settings(work)
+        return [name for name in dict.fromkeys([*before, *now]) if not is_same(before.get(name), now.get(name))]
 
     def _options(self, work: Work) -> dict[str, Any]:
         return work.options(self.name, _fitting(), **{**self.usual(work), **self.defaults})
 
     def _settings(self, work: Work) -> dict[str, Any]:
         """All that decides what it is: as recorded, so that it can be compared."""
-        from helicon.engine.checkpoint import checkpoints
+        steps = {str(work.home(name)): name for name in self.stands_on.values()}  # the folder of all may be moved
+        options = {
+            name: steps.get(value, value) if isinstance(value, str) else value
+            for name, value in self._options(work).items()
+            if name not in NOT_OF_CLUSTERS
+        }
+        read = {f"checkpoint of {name}": found for name, found in newest_of(work, self.stands_on.values()).items()}
+        return {"data": self.data, **options, **read}
 
-        found = {name: checkpoints(work.home(name)) for name in self.stands_on.values()}
-        read = {f"checkpoint of {name}": folders[-1].name for name, folders in found.items() if folders}
-        return {"data": self.data, **self._options(work), **read}
+
+def newest_of(work: Work, names: Iterable[str]) -> dict[str, str]:
+    """The newest checkpoint of each of these runs, by its step and the hashes of its weights: a run may have been made anew."""
+    from helicon.engine.checkpoint import checkpoints, read_manifest
+    from helicon.nn.network import EMA_FILE, WEIGHTS_FILE
+
+    found = {}
+    for name in names:
+        for newest in checkpoints(work.home(name))[-1:]:
+            files = read_manifest(newest)["files"]
+            hashes = [files[weights]["sha256"][:16] for weights in (WEIGHTS_FILE, EMA_FILE) if weights in files]
+            found[name] = " ".join([newest.name, *hashes])
+    return found
 
 
 def _fitting() -> inspect.Signature:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,9 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from helicon.cli.generate import MANIFEST, loaded
-from helicon.cli.pipelines.outline import Pipeline, Request
-from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work, make, replaced
-from helicon.config import ConfigError
+from helicon.cli.pipelines.outline import SYNTHETIC, Pipeline, Request
+from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work, make, newest_of, replaced
+from helicon.cli.train import sections
+from helicon.config import ConfigError, signature_without
 
 if TYPE_CHECKING:
     from helicon.nn.network import Network
@@ -36,7 +38,7 @@ def audiolm(request: Request) -> list[Step]:
     return [
         codec(request),
         Clusters(KMEANS, request.data),
-        Tokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS}),
+        SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS}),
         *transformers(request, settings),
         Bundle(AUDIOLM, by_argument(request)),
         Samples(SOUNDS, {"model": AUDIOLM, "texts": TOKENS}),
@@ -44,7 +46,8 @@ def audiolm(request: Request) -> list[Step]:
 
 
 def codec(request: Request) -> Stage:
-    return Stage(CODEC, f"soundstream/{request.size or 'soundstream'}", {}, [f"data.source={json.dumps(request.data)}"])
+    settings = [f"data.source={json.dumps(request.data)}", *request.not_made_up()]
+    return Stage(CODEC, f"soundstream/{request.size or 'soundstream'}", {}, settings)
 
 
 def transformers(request: Request, settings: Sequence[str], further: Mapping[str, str] = EMPTY) -> list[Stage]:
@@ -70,6 +73,41 @@ def by_argument(request: Request) -> dict[str, str]:
     return {"semantic_transformer": SEMANTIC, **others}
 
 
+class SoundTokens(Tokens):
+    """Those of sounds, which must be there, as must their captions where some are asked for."""
+
+    def check(self, work: Work) -> None:
+        super().check(work)
+        if self.data == SYNTHETIC or self.is_done(work):
+            return
+        data = work.recipes[SEMANTIC].data
+        check_sounds(self.data, data.get("captions"), data.get("text_column", "text"))
+
+
+def check_sounds(data: str, captions: Any, text_column: str) -> None:
+    """Raises where a folder or a manifest has no sounds, or none of those that are looked at has a caption."""
+    from helicon.data.audio import sound_files
+    from helicon.data.dataset import BadFile
+    from helicon.data.paired import captions_of
+
+    files = sound_files(data, text_column=text_column if captions == "column" else None)
+    if captions is None:
+        return
+    texts = captions_of(files, captions, text_column)
+    problem = None
+    for index in range(0, len(files), max(1, len(files) // MOST_LOOKED_AT)):
+        try:
+            texts[index]
+        except BadFile as error:
+            problem = problem or error
+        else:
+            return
+    raise ConfigError(
+        f"no sound of {data} has a caption, going by --captions {captions} (for example {problem}): put captions there, or say where "
+        "they are with another --captions"
+    )
+
+
 @dataclass(frozen=True)
 class Bundle:
     """The stages as one `AudioLM`, which needs no other folder."""
@@ -82,7 +120,7 @@ class Bundle:
 
     def check(self, work: Work) -> None:
         work.options(self.name, inspect.Signature())
-        seconds_of(work)
+        check_stages(work, [name for name in self.stands_on.values() if name != SEMANTIC])
 
     def is_done(self, work: Work) -> bool:
         return work.home(self.name).is_dir() and work.recorded.get(self.name) == self._made_of(work)
@@ -105,10 +143,7 @@ class Bundle:
 
     def _made_of(self, work: Work) -> dict[str, str]:
         """The checkpoint of each stage."""
-        from helicon.engine.checkpoint import checkpoints
-
-        found = {name: checkpoints(work.home(name)) for name in self.stands_on.values()}
-        return {name: folders[-1].name for name, folders in found.items() if folders}
+        return newest_of(work, self.stands_on.values())
 
 
 @dataclass(frozen=True)
@@ -136,6 +171,43 @@ class Samples:
         maker = build(loaded(work.home(model)), texts=texts_of(work), seconds=seconds_of(work))
         make(maker, max(1, SAMPLES // len(maker.prompts)), work.home(self.name))
         work.record(self.name, work.recorded[model])
+
+
+def check_stages(work: Work, acoustic: Sequence[str]) -> None:
+    """Whether the stages will go together once they are trained; `acoustic` are those that make the codec's codes."""
+    _check_equal(work, [SEMANTIC, acoustic[0]], "unique_consecutive")
+    codec = _model_of(work, CODEC)
+    frames = seconds_of(work) * codec["target_sample_hz"] / math.prod(codec["strides"])
+    if round(frames) < 2:
+        raise ConfigError(
+            f"sounds of {seconds_of(work):g} s are {frames:.2g} frames of the codec, and there must be at least 2: give more --seconds"
+        )
+    if FINE not in acoustic:
+        return
+    _check_equal(work, acoustic, "num_coarse_quantizers")
+    fine = _model_of(work, FINE)
+    coarse, num_fine = fine["num_coarse_quantizers"], fine.get("num_fine_quantizers") or 1
+    known = codec["rq_num_quantizers"] * codec["rq_groups"]
+    if coarse + num_fine > known:
+        raise ConfigError(
+            f"the codec has {known} quantizers, and num_coarse_quantizers={coarse} leaves too few of them to the fine stage: give fewer to "
+            "coarse and fine, or the codec more"
+        )
+
+
+def _check_equal(work: Work, names: Sequence[str], key: str) -> None:
+    first, second = names
+    one, other = (_model_of(work, name)[key] for name in names)
+    if one != other:
+        raise ConfigError(f"{first} has {key}={one} and {second} {other}, and they cannot go together: make them equal")
+
+
+def _model_of(work: Work, name: str) -> dict[str, Any]:
+    """The arguments of a stage's network (and of the transformer in it), those that are left out by their defaults."""
+    recipe = work.recipes[name]
+    known = signature_without(sections(recipe.trains)["model"]).parameters.values()
+    defaults = {entry.name: entry.default for entry in known if entry.default is not entry.empty}
+    return {**defaults, **recipe.model, **recipe.model.get("transformer", {})}
 
 
 def seconds_of(work: Work) -> float:

@@ -17,6 +17,7 @@ from helicon.cli.pipelines.audiolm import (
     TOKENS,
     Bundle,
     Samples,
+    SoundTokens,
     by_argument,
     codec,
     next_command,
@@ -24,7 +25,7 @@ from helicon.cli.pipelines.audiolm import (
     transformers,
 )
 from helicon.cli.pipelines.outline import Pipeline, Request
-from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work
+from helicon.cli.steps import Clusters, Stage, Step, Work
 from helicon.config import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def musiclm(request: Request) -> list[Step]:
         codec(request),
         Clusters(KMEANS, request.data),
         Codes(CONDITIONER, request.data, stands_on={"model": MULAN}),
-        Tokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS, "conditioner": CONDITIONER}),
+        SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS, "conditioner": CONDITIONER}),
         *transformers(request, settings, {"model.audio_conditioner": CONDITIONER}),
         MusicBundle(MUSICLM, by_argument(request)),
         Samples(SOUNDS, {"model": MUSICLM, "texts": TOKENS}),

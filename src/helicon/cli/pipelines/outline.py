@@ -30,7 +30,11 @@ class Request:
     def about_data(self) -> list[str]:
         """Settings of recipes that learn from texts, or from tokens of sounds that may have some."""
         seconds = [] if self.seconds is None else [f"data.data_max_length_seconds={self.seconds}"]
-        return [*seconds, f"data.captions={json.dumps(self.captions)}"]
+        return [*seconds, f"data.captions={json.dumps(self.captions)}", *self.not_made_up()]
+
+    def not_made_up(self) -> list[str]:
+        """(Recipes of demos choose among made-up sounds.)"""
+        return [] if self.data == SYNTHETIC else ["data.sounds=null"]
 
 
 @dataclass(frozen=True)

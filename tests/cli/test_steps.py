@@ -1,0 +1,194 @@
+"""What steps make of folders that are there already: whether they are done, whether they may go on, and what to do where not.
+
+The stages are not trained here: their checkpoints hold one number.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.sounds import write_sounds
+from helicon.cli.pipelines.audiolm import audiolm
+from helicon.cli.pipelines.musiclm import musiclm
+from helicon.cli.pipelines.outline import Request
+from helicon.cli.steps import Clusters, Step, Work, check_order
+from helicon.cli.train import RECIPE_FILE
+from helicon.config import ConfigError
+from helicon.engine.checkpoint import CHECKPOINTS_FOLDER, Snapshot, folder_name, write
+from helicon.nn.network import WEIGHTS_FILE
+
+GONE = "what is missing, and all that stands on it, is made anew"
+
+
+@pytest.fixture(autouse=True)
+def sounds() -> None:
+    write_sounds(2)
+
+
+def planned(*more: str, folder: str = "out", data: str = "sounds") -> Work:
+    return Work.plan("", Path(folder), audiolm(Request(data, "beside", 0.5, "debug", False)), more)
+
+
+def with_music(*more: str, folder: str = "out") -> Work:
+    return Work.plan("", Path(folder), musiclm(Request("sounds", "beside", 0.5, "debug", False)), more)
+
+
+def named(work: Work, name: str) -> Step:
+    return next(step for step in work.steps if step.name == name)
+
+
+def train(work: Work, *names: str, weight: float = 1.0) -> None:
+    """As if these runs had come to their end."""
+    for name in names:
+        recipe = work.recipes[name]
+        newest = work.home(name) / CHECKPOINTS_FOLDER / folder_name(recipe.trainer["num_train_steps"])
+        write(Snapshot(1, {WEIGHTS_FILE: {"weight": torch.tensor(weight)}}, {}), newest)
+        recipe.dump(work.home(name) / RECIPE_FILE)
+
+
+def fit(work: Work, *names: str) -> None:
+    for name in names:
+        step = named(work, name)
+        assert isinstance(step, Clusters)
+        work.home(name).mkdir(parents=True)
+        work.record(name, step._settings(work))
+
+
+def finish(work: Work) -> None:
+    train(work, *work.recipes)
+    fit(work, *(step.name for step in work.steps if isinstance(step, Clusters)))
+    check_order(work)
+    assert is_done(work, *work.recipes, "kmeans", "tokens")
+
+
+def is_done(work: Work, *names: str) -> bool:
+    return all(named(work, name).is_done(work) for name in names)
+
+
+def problem(work: Work) -> str:
+    with pytest.raises(ConfigError) as raised:
+        check_order(work)
+    return str(raised.value)
+
+
+def test_what_was_made_of_a_stage_is_made_anew_with_it() -> None:
+    work = planned()
+    finish(work)
+    bundle = named(work, "audiolm")
+    for name in ("audiolm", "samples"):
+        work.home(name).mkdir()
+        work.record(name, bundle._made_of(work))  # type: ignore[attr-defined]
+    assert is_done(work, "audiolm", "samples")
+    train(work, "semantic", weight=2.0)
+    assert is_done(work, "semantic") and not is_done(work, "audiolm"), "of as many steps, with other weights"
+    work.record("audiolm", bundle._made_of(work))  # type: ignore[attr-defined]
+    assert is_done(work, "audiolm") and not is_done(work, "samples")
+
+
+def test_codes_are_of_one_mulan() -> None:
+    work = with_music()
+    finish(work)
+    assert is_done(work, "conditioner")
+    train(work, "mulan", weight=2.0)
+    assert not is_done(work, "conditioner")
+    assert "the semantic in out was trained on a conditioner with other settings (checkpoint of mulan was " in problem(
+        work
+    )
+
+
+@pytest.mark.parametrize("plan", [planned, with_music])
+def test_a_folder_goes_on_under_another_spelling_and_at_another_place(plan) -> None:  # type: ignore[no-untyped-def]
+    finish(plan())
+    for folder in ("./out/", str(Path("out").absolute()), "moved"):
+        if folder == "moved":
+            Path("out").rename(folder)
+        work = plan(folder=folder)
+        check_order(work)
+        assert is_done(work, *work.recipes, "kmeans")
+
+
+def test_data_may_be_named_in_other_ways() -> None:
+    finish(planned())
+    for data in ("sounds/", "./sounds", str(Path("sounds").absolute())):
+        assert is_done(planned(data=data), "codec", "kmeans")
+    Path("sounds").rename("others")
+    assert "was trained on a codec with another data.source: give that again" in problem(planned(data="others"))
+
+
+def test_how_fast_something_is_made_does_not_count() -> None:
+    finish(planned())
+    other = planned("kmeans.batch_size=3", "kmeans.workers=1", "coarse.num_workers=1", "tokens.batch_size=3")
+    check_order(other)
+    assert is_done(other, "kmeans", "coarse")
+
+
+def test_the_folders_to_delete_are_named() -> None:
+    finish(planned())
+    remedy = "give that again, or a new folder with --out; or delete"
+    assert (
+        problem(planned("fine.lr=1")) == f"the fine in out was begun with another trainer.lr: {remedy} out/fine: {GONE}"
+    )
+    assert problem(planned("codec.lr=1")) == (
+        f"the coarse in out was trained on a codec with another trainer.lr: {remedy} out/codec and out/coarse and out/fine: {GONE}"
+    )
+    Path("out/codec").rename("gone")
+    assert problem(planned()) == (
+        "the coarse in out was trained on a codec that is gone: put it back, or a new folder with --out; or delete out/coarse and "
+        f"out/fine: {GONE}"
+    )
+    for name in ("coarse", "fine"):
+        Path("out", name).rename(f"gone-{name}")
+    check_order(planned("codec.lr=1"))
+
+
+# ---------------------------------------------------------------------- before anything is made
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["coarse.model.transformer.num_coarse_quantizers=3"], "coarse has num_coarse_quantizers=3 and fine 2, and they cannot go together"),
+        (["coarse.model.unique_consecutive=false"], "semantic has unique_consecutive=True and coarse False, and they cannot go together"),
+        (["codec.model.rq_num_quantizers=2"], "the codec has 2 quantizers, and num_coarse_quantizers=2 leaves too few of them to the fine"),
+        (["fine.model.transformer.num_fine_quantizers=3"], "the codec has 4 quantizers, and num_coarse_quantizers=2 leaves too few"),
+        (["data.data_max_length_seconds=0.001"], "sounds of 0.001 s are 0.4 frames of the codec, and there must be at least 2"),
+    ],
+)  # fmt: skip
+def test_stages_that_will_not_go_together(more: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        planned(*more)
+    equal = [f"{name}.model.unique_consecutive=false" for name in ("semantic", "coarse")]
+    planned("codec.model.rq_groups=2", "codec.model.rq_num_quantizers=2", *equal)
+
+
+def test_captions_that_are_not_there() -> None:
+    Path("sounds/0.txt").unlink()
+    planned()  # some sounds have one
+    Path("sounds/1.txt").unlink()
+    with pytest.raises(
+        ConfigError, match=r"no sound of sounds has a caption, going by --captions beside \(for example .*0.txt"
+    ):
+        planned()
+    Path("sounds.jsonl").write_text(json.dumps({"path": "sounds/0.wav", "text": None}) + "\n")
+    with pytest.raises(ConfigError, match=r"no sound of sounds.jsonl has a caption, going by --captions column"):
+        audio = audiolm(Request("sounds.jsonl", "column", 0.5, "debug", False))
+        Work.plan("", Path("out"), audio, ())
+
+
+def test_sounds_that_are_not_there_are_not_missed_once_all_is_learned() -> None:
+    finish(planned())
+    for path in Path("sounds").iterdir():
+        path.unlink()
+    planned()
+    with pytest.raises(ValueError, match="sounds holds no flac, wav"):
+        planned(folder="new")
+
+
+@pytest.mark.parametrize("kind", [audiolm, musiclm])
+def test_the_recipes_of_demos_take_a_folder(kind) -> None:  # type: ignore[no-untyped-def]
+    work = Work.plan("", Path("out"), kind(Request("sounds", "beside", None, "demo", False)), ())
+    assert all(recipe.data["sounds"] is None for recipe in work.recipes.values())
+    made_up = Work.plan("", Path("out"), kind(Request("synthetic", None, None, "demo", False)), ())
+    assert made_up.recipes["codec"].data["sounds"]["kinds"] == ["tone", "chirp"]
