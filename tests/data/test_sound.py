@@ -33,6 +33,13 @@ def test_a_sound_without_samples_is_told(caplog: pytest.LogCaptureFixture) -> No
     assert "out.wav is empty" in caplog.text and not spectrogram_beside(Path("out.wav")).exists()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_sound_of_no_finite_numbers_is_not_written(value: float) -> None:
+    with pytest.raises(ValueError, match=r"out\.wav has samples that are no finite numbers, and is not written"):
+        Sound(torch.tensor([[0.1, value]]), HZ).write(Path("out.wav"))
+    assert not Path("out.wav").exists()
+
+
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(OSError, match=r"nowhere/out\.wav could not be written"):
         Sound(torch.zeros(1, 5), HZ).write(Path("nowhere/out.wav"))

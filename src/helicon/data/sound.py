@@ -35,6 +35,11 @@ class Sound:
 
     def write(self, path: Path) -> None:
         """The sound (what is louder than a file can hold is clipped), and its spectrogram beside it."""
+        if not self.wave.isfinite().all():
+            raise ValueError(
+                f"what was made for {path} has samples that are no finite numbers, and is not written: choose options nearer to their "
+                "defaults, or another network"
+            )
         try:
             soundfile.write(path, self.wave.clamp(-1, 1).numpy().T, self.sample_hz)
         except soundfile.SoundFileError as error:

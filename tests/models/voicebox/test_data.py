@@ -171,6 +171,9 @@ def test_durations_longer_than_the_sound_are_bad(tmp_path, space):
     with pytest.raises(BadFile, match=r"durations sum to 1.20 s, and it lasts 1.00 s"):
         data[0]
     assert len(data) == 2 and data[1]["durations"].tolist() == pytest.approx([0.5, 0.55])
+    assert training_speech(tmp_path / "m.csv").at(space, names=())[0]["audio_lengths"] == HZ, (
+        "where nobody asks for them"
+    )
 
 
 def test_a_dataset_of_ones_own(space):
@@ -347,12 +350,18 @@ def test_a_cache_outlives_the_vocoder_but_no_other_change(manifest, space):
     vocoder = Vocoder(**MEL, dim=8, depth=1, discr_periods=(), discr_windows=())
     spoken = MelVoco(**MEL, vocoder=vocoder)
     assert same(training_speech("cache").at(spoken)[0], training_speech("cache").at(space)[0])
-    with pytest.raises(ValueError, match="the audio_enc_dec of this model is"):
-        training_speech("cache").at(MelVoco(**{**MEL, "n_mels": 16}))
+    sentence = (
+        "the frames in cache have n_mels=20 and f_max=4000.0, and those of this model n_mels=16 and f_max=3000.0: "
+    )
+    with pytest.raises(ValueError, match=rf"{sentence}.* where RUN is a vocoder or a VoiceBox with n_mels=16") as error:
+        training_speech("cache").at(MelVoco(**{**MEL, "n_mels": 16, "f_max": 3000}))
+    assert "helicon tokenize RUN --data" in str(error.value)
     with pytest.raises(ValueError, match="is a cache itself"):
         SpeechTokenizer(space).items(training_speech("cache"))
     with pytest.raises(ValueError, match=r"was made with max_length_seconds=20\.0, not 3"):
         training_speech("cache", max_length_seconds=3).at(space)
+    with pytest.raises(ValueError, match=r"was made with text_column=text, not plain"):
+        training_speech("cache", captions=None, text_column="plain").at(space)
 
 
 def test_a_network_without_a_feature_space_makes_no_features():

@@ -356,6 +356,11 @@ def test_what_is_padded_does_not_change_what_is_made() -> None:
         ({"lengths": 5, "method": "heun"}, "method='heun'"),
         ({"lengths": 5, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
         ({"lengths": 5, "steps": 0}, "steps=0"),
+        ({"lengths": 5, "cond_scale": float("inf")}, "cond_scale=inf must be a finite number"),
+        ({"lengths": 5, "atol": float("nan")}, "atol=nan must be a finite number"),
+        ({"lengths": 5, "step": 3}, "sample has no option 'step': did you mean steps?"),
+        ({"text_token_ids": ids(3) + TOKENS, "lengths": 5}, "text_token_ids has .*, and this VoiceBox knows 0 to 10"),
+        ({"cond": features(1, 5), "cond_mask": torch.ones(1, 5)}, "cond_mask is of torch.float32: give bools"),
         (
             {"cond": torch.zeros(1, 2, 40), "lengths": 5},
             f"features of 40 numbers a frame, and this VoiceBox takes {FEATURES}; waves are .b, n., one channel",

@@ -33,6 +33,15 @@ def batch_of(source, count, model):
     return collate_speech([data[index] for index in range(count)])
 
 
+def test_phonemes_of_another_inventory_are_refused(tmp_path):
+    model = DurationPredictor(tokenizer=PhonemeInventory(["x", "y"]), **SMALL)
+    options = {"num_train_steps": 1, "batch_size": 2, "results_folder": tmp_path / "run", **QUIET}
+    with pytest.raises(
+        ValueError, match=r"are not known to the tokenizer, which knows x y: give model.tokenizer the symbols"
+    ):
+        DurationPredictorTrainer(model, dataset=training_speech("synthetic", num_samples=6), **options)
+
+
 def test_made_up_durations_are_learned(tmp_path):
     """Vowels last 0.15 to 0.26 s, consonants 0.07 to 0.13 s: someone who always says the mean of all is wrong by 0.051 s, and one who
     knows the mean of each phoneme by 0.026 s, which is all that can be learned where nothing is known."""

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from helicon import registry
 from helicon.cli import app
+from helicon.cli.demos.speech import Clip, in_voices, voices_in
 from helicon.config import Recipe, load_recipe
+from helicon.data.synthetic_speech import SyntheticSpeech
 from helicon.models.voicebox.durations import DurationPredictor
 from helicon.models.voicebox.features import MelVoco
 from helicon.models.voicebox.model import VoiceBox
@@ -48,6 +50,14 @@ def test_the_vocoder_makes_the_frames_of_the_full_size_audible() -> None:
     vocoder, space = read("vocoder").model, read("voicebox").model["audio_enc_dec"]
     names = ("sampling_rate", "n_mels", "n_fft", "hop_length")
     assert MelVoco(**space).mel == MelVoco(**{name: vocoder[name] for name in names}).mel
+
+
+def test_the_demo_says_in_whose_voices_it_speaks() -> None:
+    clips = [Clip(SyntheticSpeech(9, 8000).utterance(index), torch.zeros(1), (0.0, 0.1), "") for index in range(9)]
+    assert voices_in(in_voices(clips)).startswith("in the voice of a clip of another text")
+    alone = [clip for clip in clips if clip.said.voice == clips[0].said.voice]
+    assert voices_in(in_voices(alone)) == "going on from a clip of another text, in the only voice it learned"
+    assert read("voicebox-demo").data["speech"]["voices"] == ["soprano"]
 
 
 @pytest.mark.slow

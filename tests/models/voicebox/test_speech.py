@@ -17,11 +17,11 @@ from data.sounds import noise, write
 from helicon import registry
 from helicon.cli import app
 from helicon.data.sound import spectrogram_beside
-from helicon.models.voicebox.durations import DurationPredictor
+from helicon.models.voicebox.durations import DurationPredictor, frames_of
 from helicon.models.voicebox.features import MelVoco
 from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
 from helicon.models.voicebox.model import VoiceBox
-from helicon.models.voicebox.speech import SpeechMaker, _faded
+from helicon.models.voicebox.speech import SpeechMaker, _faded, _reach
 from helicon.models.voicebox.text import CharacterTokenizer, PhonemeInventory
 from helicon.models.voicebox.vocoder import Vocoder
 from helicon.nn.resample import resample
@@ -172,16 +172,36 @@ def test_the_duration_predictor_says_how_long(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["free", "frames"])
-def test_another_run_may_say_how_long(made: Path, name: str) -> None:
+def test_another_run_may_say_how_long(made: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Also one that reads texts in a way of its own: here as phonemes, of which the first is unknown."""
     text = "so o b e"
     for other in ("letters", "durations"):
         words = said(made / name, "--text", text, "--durations", made / other, "-o", f"{other}.wav", *FAST)
-        assert f"DurationPredictor of {made / other}" in words and "(as the duration predictor says)" in words
+        is_each = name == "frames" and other == "letters"
+        in_all = " in all, as it reads other symbols" if name == "frames" and not is_each else ""
+        assert f"DurationPredictor of {made / other}" in words and f"(as the duration predictor says{in_all})" in words
         (each,) = network_of(made / other).predict_seconds(texts=[text])
-        options = {"texts": [text], "lengths": round(each.sum().item() / FRAME), "seed": 0}
-        wave = network_of(made / name).sample(**options, steps=2, method="euler")[0]
+        frames = round(each.sum().item() / FRAME)
+        options = {"texts": [text]}
+        if is_each:  # then each token lasts as long as the predictor says
+            options = {"phoneme_ids": CharacterTokenizer()([text])}
+            options["phoneme_durations"] = frames_of(each[None], 1 / FRAME, torch.tensor([frames]))
+        wave = network_of(made / name).sample(**options, lengths=frames, seed=0, steps=2, method="euler")[0]
         assert is_same(f"{other}.wav", wave)
+    assert "1 of 4 symbols of 'so o b e' are not known to the duration predictor: " in caplog.text
+
+
+def test_durations_of_another_run_are_those_of_the_tokens(made: Path) -> None:
+    """Whichever ids its phonemes have."""
+    phonemes = PhonemeInventory(["s", "o", "b", "e"])
+    network = flow(phonemes, alignment="frames")
+    own = SpeechMaker(network_of(made / "timed-frames"), texts=["s o b e"]).plans[0].durations
+    given = SpeechMaker(network, texts=["s o b e"], durations=predictor(phonemes)).plans[0].durations
+    assert own is not None and given is not None and given.tolist() == own.tolist() and len(set(own.tolist())) > 1
+    other = predictor(PhonemeInventory(["e", "b", "o", "s", "k"]))
+    (each,) = other.predict_seconds(texts=["s o b e"])
+    found = SpeechMaker(network, texts=["s o b e"], durations=other).plans[0].durations
+    assert found is not None and found[0] == round((each[0] / FRAME).item())
 
 
 def test_symbols_that_are_not_known_are_told_once(made: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -302,10 +322,26 @@ def test_a_span_is_made_anew_and_the_rest_stays_to_the_sample(made: Path, name: 
     assert len(found) == len(wave) and (np.abs(found - in_16_bits(wave)) <= 1)[~is_new].all()
     assert (np.abs(found - in_16_bits(wave)) > 1)[is_new].mean() > 0.9
     network = network_of(made / name)
-    options = {"texts": ["so be it"], "seed": 0, "steps": 2, "method": "euler", "cond_mask": hidden[None]}
+    heard = hidden.clone()
+    heard[[19, 30, 38]] = True  # whose windows reach into the spans
+    options = {"texts": ["so be it"], "seed": 0, "steps": 2, "method": "euler", "cond_mask": heard[None]}
     whole = network.sample(cond=wave[None], **options)[0]
     inner = slice(21 * HOP, 29 * HOP)
     assert (np.abs(found[inner] - in_16_bits(whole)[inner]) <= 1).all()
+
+
+def test_what_was_in_a_span_is_not_heard(made: Path) -> None:
+    """Not even in the frames beside it, whose windows reach into it."""
+    wave, changed = (noise(0.5, HZ) for _ in range(2))
+    changed[20 * HOP : 30 * HOP] = 0.9
+    found = []
+    for number, samples_ in enumerate((wave, changed)):
+        path = write(Path(f"{number}.wav"), samples_, HZ)
+        (speech,) = maker_of(made / "free", "so be it", prompt=path, span=["0.2:0.3"]).make([0], seed=0)
+        found.append(speech.sound.wave[0])
+    inner = slice(21 * HOP, 29 * HOP)  # without the slopes
+    torch.testing.assert_close(*(wave[inner] for wave in found), rtol=0, atol=1e-6)
+    assert _reach(MelVoco()) == 2 and _reach(space()) == 1
 
 
 def test_a_span_of_another_length_is_an_edit(made: Path) -> None:
@@ -317,8 +353,11 @@ def test_a_span_of_another_length_is_an_edit(made: Path) -> None:
     assert np.abs(found[21 * HOP : 44 * HOP]).mean() > 1, "and something is there"
 
 
-def test_a_span_without_a_text(made: Path) -> None:
+def test_a_span_without_a_text(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "(as the recording)" in said(made / "mute", *VOICE, "--span", ":0.1", "-o", "out.wav", *FAST)
+    assert not caplog.records
+    maker_of(made / "free", prompt=Path("voice.wav"), span=["0.1:0.2"])
+    assert "--text: this network learned with texts, and what is said in all of voice.wav would help it" in caplog.text
     wave, found = in_16_bits(recording()), samples("out.wav")
     assert (np.abs(found - wave) <= 1)[10 * HOP :].all() and not (np.abs(found - wave) <= 1)[: 9 * HOP].all()
 
@@ -361,6 +400,9 @@ def test_options_reach_the_network(made: Path) -> None:
         ("timed-frames", ["--text", "s o", *VOICE], "this network has no token for silence, which could stand for what is said in voice.wav: "),
         ("free", [*A, "seconds=0"], "seconds=0 must be at least a frame, 0.01"),
         ("free", [*A, "seconds=.inf"], "seconds=inf must be at least a frame, 0.01"),
+        ("free", [*A, "seconds=100000000"], "seconds=1e+08 must be at least a frame, 0.01, and at most 3600"),
+        ("free", [*A, "cond_scale=.nan"], "cond_scale=nan must be a finite number"),
+        ("frames", [*A, "seconds=0.07"], "'so be it' cannot be said in 7 frames, as 8 tokens need one each: give it more time"),
         ("free", [*A, "seconds=0.07"], "'so be it' cannot be said in 7 frames, as 8 tokens need one each: give it more time"),
         ("free", [*A, "second=1"], "generate has no argument 'second': did you mean seconds?"),
         ("free", [*A, "steps=0"], "steps=0"),
@@ -401,6 +443,12 @@ def test_mistakes_are_one_sentence(made: Path, name: str, arguments: list[str], 
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: {sentence.format(made / name)}") and result.stderr.count("\n") == 1
     assert sorted(Path.cwd().rglob("*")) == before
+
+
+def test_what_is_no_finite_sound_is_no_file(made: Path) -> None:
+    result = call(made / "free", *A, "-o", "out.wav", "seconds=0.2", "cond_scale=1e38", *FAST)
+    assert result.exit_code == 1 and not Path("out.wav").exists()
+    assert "out.wav has samples that are no finite numbers, and is not written" in result.stderr
 
 
 def test_the_registry_knows_who_speaks(made: Path) -> None:

@@ -85,6 +85,20 @@ EACH = {"texts": spoken, "durations": with_durations, "features": from_features,
 each = pytest.mark.parametrize("build", EACH.values(), ids=EACH.keys())
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sample_steps": 0}, "^sample_steps=0 must be at least 1"),
+        ({"sample_cond_scale": float("nan")}, "^sample_cond_scale=nan must be a finite number"),
+    ],
+)
+def test_samples_that_cannot_be_made_are_refused_before_anything_is_learned(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        VoiceBoxTask(network(), **options)
+
+
 @each
 def test_a_step_reads_tensors_alone_and_has_a_gradient(build: Any) -> None:
     task, batch = build()

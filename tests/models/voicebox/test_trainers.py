@@ -1,5 +1,6 @@
 import inspect
 import json
+import logging
 import re
 import shlex
 import subprocess
@@ -107,7 +108,9 @@ def test_a_cache_made_on_the_command_line_is_learned_from_as_the_sounds_are(spee
         trainer = trained(network(), results_folder=folder, **options)
         losses.append(trainer.validate()["valid_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    with pytest.raises(ValueError, match="the audio_enc_dec of this model is"):
+    with pytest.raises(
+        ValueError, match="the frames in cache have hop_length=128, and those of this model hop_length=64"
+    ):
         VoiceBoxTrainer(network(space=MelVoco(**{**MEL, "hop_length": 64})), folder="cache", **OPTIONS)
 
 
@@ -163,6 +166,74 @@ def test_a_loader_of_ones_own() -> None:
 def test_a_folder_or_a_dataset() -> None:
     with pytest.raises(ValueError, match="give a folder or a dataset of utterances, not both"):
         VoiceBoxTrainer(network(), folder="speech", dataset=synthetic(), **OPTIONS)
+
+
+# ---------------------------------------------------------------------- what cannot be read
+
+
+def said(*texts: str, seconds: float = 0.5) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    return [{"audio": torch.randn(round(seconds * HZ)) * 0.1, "texts": text} for text in texts]
+
+
+def features_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    space = MelVoco(**MEL)
+    return [{"features": space.encode(one["audio"][None])[0], "texts": one["texts"]} for one in samples]
+
+
+@pytest.mark.parametrize("form", [list, features_of])
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_texts_that_cannot_be_read_are_refused(form: Any, is_fitted: bool) -> None:
+    model = network()
+    if is_fitted:
+        model.feature_mean.fill_(1.0)
+    with pytest.raises(
+        ValueError, match=r"^20 of 24 symbols that are said \(日 本 語 で す\) are not known to the tokenizer, "
+    ):
+        VoiceBoxTrainer(model, dataset=form(said(*["日本語 です"] * 5)), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (["sa ke"] * 8 + ["", " "], "2 of 10 utterances have an empty text: fill it in, or leave them out"),
+        (
+            ["sa ke"] * 9 + ["日a"],
+            "1 of 47 symbols that are said (日) are not known to the tokenizer, which knows a b c",
+        ),
+        (["sa ke"] * 9 + ["a" * 99], "1 of 10 utterances have more tokens than frames, so that some are not learned: "),
+    ],
+)
+def test_what_of_the_texts_is_not_learned_is_told(
+    texts: list[str], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        VoiceBoxTrainer(network(), dataset=said(*texts), **OPTIONS | {"valid_frac": 0.0})
+    assert len(caplog.records) == 1 and caplog.text.count(sentence) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "seconds", "sentence"),
+    [
+        ([" "] * 5, 0.5, "4 of 4 utterances have an empty text"),
+        (["so be it now"] * 5, 0.1, "4 of 4 utterances have more tokens than frames"),
+    ],
+)
+def test_texts_without_words_or_room_are_refused(texts: list[str], seconds: float, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        VoiceBoxTrainer(network(), dataset=said(*texts, seconds=seconds), **OPTIONS)
+
+
+def test_phonemes_of_another_inventory_are_refused(speech: str) -> None:
+    model = build_voicebox(LITTLE, audio_enc_dec=MEL, tokenizer={"symbols": ["x", "y"]})
+    with pytest.raises(
+        ValueError, match=r"symbols that are said are not known to the tokenizer, which knows x y: give"
+    ):
+        VoiceBoxTrainer(model, folder=speech, captions="column", **OPTIONS)
+    bare = ConditionalFlowMatcherWrapper(VoiceBox(dim_in=12, num_cond_tokens=6, alignment="frames", **SIZES))
+    ids = [{"features": torch.randn(30, 12), "phonemes": torch.tensor([1, 9])} for _ in range(5)]
+    with pytest.raises(ValueError, match="the data has the token 9, and the network knows 0 to 5"):
+        VoiceBoxTrainer(bare, dataset=ids, **OPTIONS)
 
 
 # ---------------------------------------------------------------------- standardised features
@@ -368,12 +439,21 @@ def test_what_is_built_from_folders() -> None:
             "model.audio_enc_dec has no argument 'n_mel'",
         ),
         ({"audio_enc_dec": MEL}, "condition_on_text=True needs num_cond_tokens"),
+        (
+            {"audio_enc_dec": MEL, "tokenizer": "characters", "duration_predictor": "durations"},
+            r"model.duration_predictor='durations' reads names of phonemes \(a, b \.\.\.\), which model.tokenizer does not: leave out",
+        ),
+        (
+            {"audio_enc_dec": MEL, "tokenizer": {"symbols": ["c"]}, "duration_predictor": "durations"},
+            "which model.tokenizer does not",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_said_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
     Vocoder(**MEL, dim=8, depth=1, discr_periods=(), discr_windows=()).save("vocoder")
     tiny().save("codec")
     CharacterTokenizer("abc ").save("letters")
+    build_durations({"dim": 8, "depth": 1}, tokenizer={"symbols": ["a", "b"]}).save("durations")
     with pytest.raises((ValueError, ConfigError), match=sentence):
         build_voicebox(LITTLE, **options)
 

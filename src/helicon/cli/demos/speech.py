@@ -163,6 +163,13 @@ def in_voices(clips: Sequence[Clip]) -> list[tuple[Clip, Clip]]:
     return list(zip(clips, [*clips[1:], clips[0]], strict=True))
 
 
+def voices_in(pairs: Sequence[tuple[Clip, Clip]]) -> str:
+    """In whose voices the texts are said, in words."""
+    if len({voice.said.voice for _, voice in pairs}) == 1:
+        return "going on from a clip of another text, in the only voice it learned"
+    return "in the voice of a clip of another text, which it goes on from; all voices are among those it learned"
+
+
 def _rate(network: Any) -> int:
     return network.audio_enc_dec.sample_hz
 
@@ -277,7 +284,7 @@ def speech_page(work: Work, clips: Sequence[Clip], options: Mapping[str, Any]) -
     )
     some = [clip.text for clip in clips[:NUM_SHOWN]]
     shown.section("What it fills in", page.paragraph(remark), filled.gallery(some))
-    remark = f"Texts it has not learned from, each in the voice of a clip that it heard once. {spoken.verdict(pairs)}"
+    remark = f"Texts it has not learned from, each {voices_in(pairs)}. {spoken.verdict(pairs)}"
     shown.section("What it says", page.paragraph(remark), spoken.gallery(some))
     shown.section("How far it came", page.tiles(_speech_numbers(numbers)), _speech_curves(numbers))
     made = {

@@ -53,6 +53,7 @@ from helicon.nn.network import Network
 
 logger = logging.getLogger(__name__)
 
+TEXT_COLUMN = "text"
 LONGEST = 20.0  # seconds of an utterance, where nothing is said
 SLACK = (
     0.1  # seconds that durations may exceed their sound by: phonemes and samples are rarely counted by the same clock
@@ -72,7 +73,7 @@ def training_speech(
     source: str | Path | Literal["synthetic"],
     *,
     captions: CaptionSource | None = None,
-    text_column: str = "text",
+    text_column: str = TEXT_COLUMN,
     max_length_seconds: float = LONGEST,
     num_samples: int = 10_000,
     seed: int = 0,
@@ -127,7 +128,7 @@ class SpeechSource:
 
     source: Any
     captions: CaptionSource | None = None
-    text_column: str = "text"
+    text_column: str = TEXT_COLUMN
     max_length_seconds: float = LONGEST
     num_samples: int = 10_000
     seed: int = 0
@@ -145,39 +146,42 @@ class SpeechSource:
         names = ("phonemes",) if names is None and inventory is not None else names
         cache = self.cache()
         if cache is not None:
-            return _Read(FeatureSamples(cache.made_by(SpeechTokenizer(space))), inventory, names)
+            tokenizer = SpeechTokenizer(space)
+            _check_settings(cache, tokenizer)
+            return _Read(FeatureSamples(cache.made_by(tokenizer)), inventory, names)
         if self._has_features:
             return _Read(FeatureSamples(self.source), inventory, names)
         if not hasattr(space, "sample_hz"):
             raise ValueError(
                 "this VoiceBox has no audio_enc_dec to turn sounds into features: build it with one, or give features"
             )
-        return _Read(self.spoken(space.sample_hz, names or ()), inventory, names)
+        is_timed = names is None or "durations" in names
+        return _Read(self.spoken(space.sample_hz, names or (), is_timed), inventory, names)
 
     def durations(self, inventory: PhonemeInventory | None) -> Any:
         """Phonemes and durations alone, without a look at the sounds; utterances of which these are not known are left out."""
         return _Read(self.transcripts(SPOKEN), inventory, SPOKEN, is_alone=True)
 
-    def spoken(self, sample_hz: int, names: Sequence[str] = ()) -> View:
+    def spoken(self, sample_hz: int, names: Sequence[str] = (), is_timed: bool = True) -> View:
         """Samples at a rate, with phonemes by their names: what caches are made of. Those of which one of `names` is not known are left
-        out."""
+        out; and where it `is_timed` those whose durations cannot be, with a note."""
         transform, longest = AudioTransform(sample_hz), self.max_length_seconds
         if self.source == "synthetic":
             made_up = SyntheticSpeech(self.num_samples, sample_hz, self.seed, **(self.speech or {}))
-            return Utterances(TensorAudio(made_up, transform, augment=False), longest)
+            return Utterances(TensorAudio(made_up, transform, augment=False), longest, is_timed)
         if isinstance(self._whole, SyntheticSpeech):
             with_rate = _WithRate(self.source, self._whole.sample_hz)
-            return Utterances(TensorAudio(with_rate, transform, augment=False), longest)
+            return Utterances(TensorAudio(with_rate, transform, augment=False), longest, is_timed)
         if not self._is_listed:
             routed = Routed(self.source, {**audio_fields(transform.rates), **SPOKEN_FIELDS}, self.ds_fields)
-            return Utterances(TensorAudio(routed, transform, augment=False), longest)
+            return Utterances(TensorAudio(routed, transform, augment=False), longest, is_timed)
         listing = self._listing().with_known(names)
         recordings = listing.recordings(transform)
         kept = [index for index in range(len(recordings)) if _seconds(recordings, index) <= longest]
         if len(kept) < len(recordings):
             listing = listing.kept(kept, f"are longer than {longest:g} s (max_length_seconds)")
             recordings = listing.recordings(transform)
-        return Utterances(recordings, longest, listing.spoken)
+        return Utterances(recordings, longest, is_timed, listing.spoken)
 
     def transcripts(self, names: Sequence[str] = ("phonemes",)) -> Any:
         """The same without a look at the sounds."""
@@ -211,8 +215,9 @@ class SpeechSource:
             return None
         cache = self.source if isinstance(self.source, TokenCache) else TokenCache(self.source)
         asked: dict[str, Any] = {"captions": self.captions, "speech": self.speech}
-        asked |= {"max_length_seconds": self.max_length_seconds} if self.max_length_seconds != LONGEST else {}
-        known = {"max_length_seconds": LONGEST, **cache.index.arguments}  # which has no defaults
+        usual = {"max_length_seconds": LONGEST, "text_column": TEXT_COLUMN}
+        asked |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        known = {**usual, **cache.index.arguments}  # which has no defaults
         for name, value in asked.items():
             recorded = known.get(name)
             if value is not None and recorded != value:
@@ -329,9 +334,9 @@ class Utterances(View):
     """Whole utterances: {"audio", "audio_lengths"} and, where there are some, "texts", "phonemes" (names, with spaces between them, or
     ids) and "durations"."""
 
-    def __init__(self, dataset: Any, max_length_seconds: float, spoken: Sequence[Spoken] = ()):
+    def __init__(self, dataset: Any, max_length_seconds: float, is_timed: bool, spoken: Sequence[Spoken] = ()):
         super().__init__(dataset)
-        self.max_length_seconds = max_length_seconds
+        self.max_length_seconds, self.is_timed = max_length_seconds, is_timed
         self.spoken = spoken if any(one.phonemes for one in spoken) else ()
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
@@ -344,7 +349,7 @@ class Utterances(View):
             limit = f"max_length_seconds={self.max_length_seconds:g}"
             raise BadFile(_name(self, index), f"it lasts {seconds:.2f} s, longer than {limit}")
         total = float(found["durations"].sum()) if "durations" in found else 0.0
-        if total > seconds + SLACK:
+        if self.is_timed and total > seconds + SLACK:
             raise BadFile(_name(self, index), f"its durations sum to {total:.2f} s, and it lasts {seconds:.2f} s")
         return found
 
@@ -449,6 +454,7 @@ class SpeechTokenizer(Tokenizer):
             space = network if hasattr(network, "frame_lengths") else network.audio_enc_dec
         self.path = network.source if space is None or space.source is None else space.source
         self.networks = {} if space is None else {"audio_enc_dec": _plain(space)}
+        self.settings = {"log": space.log, **asdict(space.mel)} if isinstance(space, MelVoco) else {}
         self.sizes = {"features": 0, "durations": 0}
 
     def items(self, data: Any) -> Any:
@@ -473,6 +479,20 @@ class SpeechTokenizer(Tokenizer):
             sizes = batch.get("durations_lengths", torch.full_like(lengths, batch["durations"].shape[1])).tolist()
             made["durations"] = [row[:size] for row, size in zip(batch["durations"], sizes, strict=True)]
         return {**made, **{name: batch[name] for name in ("texts", "phonemes") if name in batch}}
+
+
+def _check_settings(cache: TokenCache, tokenizer: SpeechTokenizer) -> None:
+    """Raises if the frames of a cache are mel frames, and so are the model's, and they differ."""
+    known, own = cache.index.settings, tokenizer.settings
+    names = [name for name in own if name in known and known[name] != own[name]]
+    if not names:
+        return
+    theirs, ours = (" and ".join(f"{name}={these[name]}" for name in names) for these in (known, own))
+    run = "" if tokenizer.path else f", where RUN is a vocoder or a VoiceBox with {ours}"
+    raise ValueError(
+        f"the frames in {cache.folder} have {theirs}, and those of this model {ours}: give model.audio_enc_dec the former, or make others "
+        f"with {cache.index.command(cache.folder, tokenizer)}{run}"
+    )
 
 
 def _plain(space: Any) -> Network:

@@ -12,6 +12,7 @@ from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.engine.trainer import Trainer
 from helicon.models.voicebox.data import SpeechSource, collate_speech
 from helicon.models.voicebox.durations import DurationPredictor
+from helicon.models.voicebox.reading import Reading, first_batches
 from helicon.models.voicebox.text import PhonemeInventory
 
 MAX_SHOWN = 4
@@ -128,6 +129,11 @@ class DurationPredictorTrainer(Trainer):
             collate=collate_speech,
             **options,
         )
+        if self.step == 0:
+            reading = Reading(model.tokenizer, model.num_phoneme_tokens)
+            for batch in first_batches(self):
+                reading.add(self.prepare(batch)["phonemes"])
+            reading.check()
 
     def prepare(self, batch: Any) -> Batch:
         return route(batch, BATCH_FIELDS, self.ds_fields)

@@ -11,13 +11,14 @@ Letters: b batch, n frames, w samples, d features, m tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from helicon.config import nearest
 from helicon.models.voicebox.model import VoiceBox, repeated
 from helicon.models.voicebox.solving import Drawn, Evaluator, Prompt, Solving, canvas
 from helicon.nn.capture import evaluating
@@ -189,7 +190,8 @@ class ConditionalFlowMatcherWrapper(Network):
     def _space(self, purpose: str) -> Any:
         if self.audio_enc_dec is None:
             raise ValueError(
-                f"this VoiceBox was built without an audio_enc_dec to {purpose}: build it with one, or give and take features"
+                f"this VoiceBox was built without an audio_enc_dec to {purpose}: build it with one, or give features, and take them with "
+                "decode_to_audio=False"
             )
         return self.audio_enc_dec
 
@@ -398,7 +400,7 @@ class ConditionalFlowMatcherWrapper(Network):
         *,
         cond: Float[Tensor, "_ ..."] | None = None,
         cond_lengths: Int[Tensor, "_"] | None = None,
-        cond_mask: Bool[Tensor, "_ _"] | None = None,
+        cond_mask: Shaped[Tensor, "_ _"] | None = None,
         input_sampling_rate: int | None = None,
         texts: Sequence[str] | None = None,
         text_token_ids: Int[Tensor, "_ _"] | None = None,
@@ -430,7 +432,14 @@ class ConditionalFlowMatcherWrapper(Network):
             seed: the same seed gives the same sounds; None draws from torch's own generator.
             solving: steps, method, grid, cond_scale, guidance_interval: see `helicon.models.voicebox.solving.Solving`.
         """
+        known = [field.name for field in fields(Solving)]
+        for name in solving.keys() - set(known):
+            raise ValueError(f"sample has no option {name!r}: {nearest(name, known)}")
         how = replace(self.solving, **solving)
+        if cond_mask is not None and cond_mask.dtype != torch.bool:
+            raise ValueError(
+                f"cond_mask is of {cond_mask.dtype}: give bools, True for frames to make anew (cond_mask > 0)"
+            )
         prompt = None if cond is None else self._prompt(cond, cond_lengths, cond_mask, input_sampling_rate)
         if prompt is None and cond_mask is not None:
             raise ValueError("cond_mask says which frames of cond are made anew: give cond")
@@ -441,6 +450,7 @@ class ConditionalFlowMatcherWrapper(Network):
             said = self._semantic(said["texts"], prime, input_sampling_rate, max_semantic_token_ids, seed)
         if prompt is not None and prompt.remade is not None and lengths is None and seconds is None:
             lengths = prompt.frames
+        self._check_ids(said)
         ids, told = self._speech(said, phoneme_durations, lengths is not None or seconds is not None)
         frames = self._num_frames(lengths, seconds, told)
         rows = _rows(batch_size, {"cond": cond, "what is said": ids, "lengths": frames})
@@ -513,6 +523,14 @@ class ConditionalFlowMatcherWrapper(Network):
         with self.evaluator.running(self.voicebox):
             solution = how.solve(self.voicebox, noise, blank.hidden, condition, known, self.evaluator)
         return blank.filled(self.denormalise(solution.value), solution.evaluations)
+
+    def _check_ids(self, said: Said) -> None:
+        for name, ids in said.items():
+            most = self.voicebox.num_cond_tokens
+            if name != "texts" and most is not None and ids.numel() and int(ids.max()) >= most:
+                raise ValueError(
+                    f"{name} has {int(ids.max())}, and this VoiceBox knows 0 to {most - 1} (num_cond_tokens)"
+                )
 
     def _check_room(self, blank: Drawn, ids: Int[Tensor, "b m"] | None) -> None:
         if ids is None or self.voicebox.alignment != "free":

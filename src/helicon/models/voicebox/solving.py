@@ -6,6 +6,7 @@ device: on CUDA it is captured in a graph once, and replayed for all steps of al
 Letters: b batch, n frames, p frames of a prompt, d features, m tokens.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +57,10 @@ class Solving:
             raise ValueError(
                 f"guidance_interval={self.guidance_interval} must be two times from 0 to 1, the later last"
             )
+        for name in ("cond_scale", "atol", "rtol"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
+        self.times()  # which refuses steps that cannot be
 
     @property
     def is_guided(self) -> bool:

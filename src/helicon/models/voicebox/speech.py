@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 PACE = 15.0  # tokens a second, where nothing else tells: English, written in characters, is read about so fast
 USUAL_SECONDS = 3.0  # of a sound of which nothing tells how long it is
+MOST_SECONDS = 3600.0  # that can be asked for
 FADE = 0.0025  # seconds, half of the way from a recording to what was made, and back
 
 
@@ -133,13 +134,14 @@ class SpeechMaker:
             raise ValueError("this VoiceBox learned from features, without an audio_enc_dec: it makes no sounds")
         how: dict[str, Any] = {"steps": steps, "grid": grid, "cond_scale": cond_scale}
         how |= {"guidance_interval": guidance_interval, "method": method or network.solving.method}
-        replace(network.solving, **how).times()  # which refuses what cannot be
+        replace(network.solving, **how)  # which refuses what cannot be
         self.network, self.space, self.how = network, _audible(network.audio_enc_dec, vocoder), how
         self.predictor = _predictor(network, durations)
         self.texts, self.prompt_text, self.keep_prompt = _readable(network, texts), prompt_text, keep_prompt
         self.seconds, self.span_seconds = seconds, span_seconds
         self._check_options(prompt, span)
         self.prompt = None if prompt is None else self._heard(prompt, span)
+        self.times_tokens = self._times_tokens()
         reads = bool(self.texts) and network.tokenizer is not None
         self.prompt_said = self._spoken(prompt_text) if reads and prompt_text is not None else None
         self.plans = [self._plan(text) for text in self.texts] or [self._unsaid()]
@@ -147,8 +149,10 @@ class SpeechMaker:
     def _check_options(self, prompt: Path | None, span: Sequence[str]) -> None:
         for name, seconds in {"seconds": self.seconds, "span_seconds": self.span_seconds}.items():
             frame = 1 / self.network.frame_hz
-            if seconds is not None and not frame <= seconds < math.inf:
-                raise ValueError(f"{name}={seconds:g} must be at least a frame, {frame:g}")
+            if seconds is not None and not frame <= seconds <= MOST_SECONDS:
+                raise ValueError(
+                    f"{name}={seconds:g} must be at least a frame, {frame:g}, and at most {MOST_SECONDS:g}"
+                )
         lends = {"--prompt-text": self.prompt_text is not None, "keep_prompt": self.keep_prompt}
         changes = {"--span": bool(span), "span_seconds": self.span_seconds is not None}
         for name in (name for name, is_given in {**lends, **changes}.items() if is_given and prompt is None):
@@ -167,6 +171,10 @@ class SpeechMaker:
                     f"this network has no token for silence, which could stand for what is said in {prompt}: give that with --prompt-text"
                 )
             logger.warning("--prompt-text: what is said in %s would help to follow its voice", prompt)
+        if span and not self.texts and self.network.voicebox.condition_on_text:
+            logger.warning(
+                "--text: this network learned with texts, and what is said in all of %s would help it", prompt
+            )
         if span and self.texts and self.network.text_to_semantic is not None:
             raise ValueError(
                 "this network makes semantic tokens of texts, and has none for the middle of a recording: leave --text out"
@@ -253,16 +261,24 @@ class SpeechMaker:
         return self._planned(text, Spoken(torch.cat((before.ids, own.ids)), each), frames, length)
 
     def _planned(self, text: str, spoken: Spoken, frames: int, length: str) -> Plan:
-        if self.network.voicebox.alignment == "free" and len(spoken.ids) > frames:
+        if len(spoken.ids) > frames:
             raise ValueError(
                 f"{text!r} cannot be said in {frames} frames, as {len(spoken.ids)} tokens need one each: give it more time"
             )
-        if spoken.seconds is None or self.network.duration_predictor is None:
+        if spoken.seconds is None or not self.times_tokens:
             return Plan(frames, length, spoken.ids)
         seconds = _scaled(spoken.seconds, frames / self.network.frame_hz)
         return Plan(
             frames, length, spoken.ids, frames_of(seconds[None], self.network.frame_hz, torch.tensor([frames]))[0]
         )
+
+    def _times_tokens(self) -> bool:
+        """Whether the durations that are predicted are those of the network's tokens, which then stand at their frames."""
+        own = self.network.tokenizer
+        if self.predictor is None or own is None or self.network.voicebox.alignment == "free":
+            return False
+        reader, said = self.predictor.tokenizer, [*self.texts, self.prompt_text or ""]
+        return reader is None or reader.symbols_of(said) == own.symbols_of(said)
 
     def _spoken(self, text: str) -> Spoken:
         (ids,) = self.network.tokenize([text]).cpu()
@@ -278,7 +294,11 @@ class SpeechMaker:
             (phonemes,) = reader([text])
             is_own = self.predictor is self.network.duration_predictor
             remedy = "give seconds=..." if is_own else "leave --durations out"
-            _num_unknown(phonemes, text, reader, "the duration predictor", remedy)
+            if num_unknown := _num_unknown(phonemes, text, reader, "the duration predictor", remedy):
+                logger.warning(
+                    "%d of %d symbols of %r are not known to the duration predictor: if it is too short or too long, %s",
+                    *(num_unknown, len(phonemes), text, remedy),
+                )
         return Spoken(ids, self.predictor.predict_seconds(phonemes[None])[0].cpu())
 
     def _length(self, own: Spoken) -> tuple[float, str]:
@@ -287,10 +307,12 @@ class SpeechMaker:
             return self.seconds, "as asked for"
         prompt, lasts = self.prompt_said, 0.0 if self.prompt is None else self.prompt.frames / self.network.frame_hz
         if own.seconds is not None:
-            total = own.seconds.sum().item()
+            total, length = own.seconds.sum().item(), "as the duration predictor says"
+            if self.network.voicebox.alignment == "frames" and not self.times_tokens:
+                length += " in all, as it reads other symbols"
             if prompt is None or prompt.seconds is None:
-                return total, "as the duration predictor says"
-            return total * lasts / prompt.seconds.sum().item(), "as the duration predictor says, at the prompt's pace"
+                return total, length
+            return total * lasts / prompt.seconds.sum().item(), f"{length}, at the prompt's pace"
         if prompt is not None:  # with the space after it, so that stretched tokens of both stand where they are said
             return lasts * len(own.ids) / (len(prompt.ids) + len(self._gap())), "as fast as the prompt"
         return len(own.ids) / PACE, f"at {PACE:g} tokens a second, as nothing else tells"
@@ -318,14 +340,14 @@ class SpeechMaker:
         drawn = self.network.draw(**self._given(which, plans), **self.how, batch_size=len(which), seed=seed)
         with torch.no_grad(), evaluating(self.space):
             waves = self.space.decode(drawn.features, drawn.lengths).float().cpu()
-        rows = zip(which, plans, waves, drawn.hidden.cpu(), drawn.lengths.tolist(), strict=True)
+        hop, rows = self.space.downsample_factor, zip(which, plans, waves, drawn.lengths.tolist(), strict=True)
         return [
             Speech(
-                Sound(self._finished(wave, hidden[:frames])[None], self.space.sample_hz, self.prompts[index]),
+                Sound(self._finished(wave[: frames * hop])[None], self.space.sample_hz, self.prompts[index]),
                 plan.length,
                 drawn.evaluations,
             )
-            for index, plan, wave, hidden, frames in rows
+            for index, plan, wave, frames in rows
         ]
 
     def _given(self, which: Sequence[int], plans: Sequence[Plan]) -> dict[str, Any]:
@@ -348,20 +370,22 @@ class SpeechMaker:
         if self.prompt is not None:
             given["cond"] = self.prompt.features
             if self.prompt.hidden is not None:
-                given["cond_mask"] = self.prompt.hidden[None]
+                given["cond_mask"] = _widened(self.prompt.hidden, _reach(self.space))[None]
         return given
 
-    def _finished(self, made: Float[Tensor, " n"], hidden: Bool[Tensor, " t"]) -> Float[Tensor, " _"]:
+    def _finished(self, made: Float[Tensor, " n"]) -> Float[Tensor, " _"]:
         """The sound to write: what was made, and around it the recording's own samples."""
         prompt, hop = self.prompt, self.space.downsample_factor
-        made = made[: len(hidden) * hop]
         if prompt is None:
             return made
         if prompt.hidden is None and not self.keep_prompt:
             return made[prompt.frames * hop :]
         length = len(made) if prompt.hidden is None else len(prompt.wave)
-        is_given = ~hidden.repeat_interleave(hop)[:length]
-        is_given = F.pad(is_given, (0, length - len(is_given)), value=True)
+        if prompt.hidden is None:
+            is_given = torch.arange(length) < prompt.frames * hop
+        else:
+            is_given = ~prompt.hidden.repeat_interleave(hop)[:length]
+            is_given = F.pad(is_given, (0, length - len(is_given)), value=True)
         share = _faded(is_given, min(round(FADE * self.space.sample_hz), hop // 4))
         kept, new = (F.pad(wave[:length], (0, max(0, length - len(wave)))) for wave in (prompt.wave, made))
         return share * kept + (1 - share) * new
@@ -423,6 +447,17 @@ def _with_room(prompt: Prompt, frames: int, hop: int) -> Prompt:
     wave = torch.cat((prompt.wave[: first * hop], torch.zeros(frames * hop), prompt.wave[last * hop :]))
     place = torch.arange(features.shape[1])
     return Prompt(wave, features, (place >= first) & (place < first + frames))
+
+
+def _reach(space: Any) -> int:
+    """How many frames on each side of a span hear something of it, where that is known: of mel frames, by their windows."""
+    if not isinstance(space, MelVoco):
+        return 0
+    return max(0, math.ceil((space.mel.win_length - space.mel.hop_length) / (2 * space.mel.hop_length)))
+
+
+def _widened(hidden: Bool[Tensor, " t"], reach: int) -> Bool[Tensor, " t"]:
+    return F.max_pool1d(hidden[None].float(), 2 * reach + 1, stride=1, padding=reach)[0] > 0
 
 
 def _scaled(seconds: Float[Tensor, " k"], total: float) -> Float[Tensor, " k"]:

@@ -4,6 +4,7 @@ Letters: b batch, n frames, w samples, d features, m tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,10 @@ class VoiceBoxTask(Task):
         heard = getattr(cfm_wrapper.text_to_semantic, "wav2vec", None)
         frozen = {"audio_enc_dec": cfm_wrapper.audio_enc_dec, "wav2vec": heard}
         super().__init__(cfm_wrapper, frozen={name: module for name, module in frozen.items() if module is not None})
+        try:
+            replace(cfm_wrapper.solving, steps=sample_steps, cond_scale=sample_cond_scale)
+        except ValueError as error:
+            raise ValueError(f"sample_{error}") from error
         self.seed, self.sample_steps, self.sample_cond_scale = seed, sample_steps, sample_cond_scale
         self.has_few_shapes = False  # whether frames and tokens are padded so that batches have few different shapes
 
@@ -102,18 +107,33 @@ class VoiceBoxTask(Task):
         features, frames = self.model.features(batch["audio"], lengths)
         return features, None if lengths is None else frames
 
-    def _said(self, batch: Batch, framed: Framed) -> Mapping[str, Any]:
+    def spoken(self, batch: Batch) -> tuple[Int[Tensor, "b m"], Sequence[str] | None] | None:
+        """The tokens of a batch, before they come to frames, and the texts that they were read from, if they were; None where nothing
+        is said, or by semantic tokens."""
+        name = self._name_of_said(batch) if self.model.voicebox.condition_on_text else None
+        if name == "texts":
+            return self.model.tokenize(batch["texts"]), batch["texts"]
+        return (batch["phonemes"], None) if name == "phonemes" else None
+
+    def _name_of_said(self, batch: Batch) -> str | None:
+        """What of a batch tells what is said; None: its sounds do, by their semantic tokens."""
         model = self.model
         is_textual = model.tokenizer is not None and not isinstance(model.tokenizer, PhonemeInventory)
         known = ("texts",) if is_textual else ("semantic_token_ids", "phonemes", "texts")
         name = next((name for name in known if name in batch), None)
         if model.text_to_semantic is not None and name in (None, "texts") and "audio" in batch:
-            return {"semantic_token_ids": model.heard(batch["audio"], batch.get("audio_lengths"))}
+            return None
         if name is None:
             raise ValueError(
                 "this VoiceBox learns what is said, and the samples do not tell: say where their texts are with "
                 'captions="column", "beside" or "folder", or build it with condition_on_text=False'
             )
+        return name
+
+    def _said(self, batch: Batch, framed: Framed) -> Mapping[str, Any]:
+        model, name = self.model, self._name_of_said(batch)
+        if name is None:
+            return {"semantic_token_ids": model.heard(batch["audio"], batch.get("audio_lengths"))}
         if name != "phonemes":
             return {name: batch[name]}
         said = {"phoneme_ids": batch["phonemes"]}

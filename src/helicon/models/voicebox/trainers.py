@@ -1,17 +1,17 @@
 """The trainer of a VoiceBox: how its data is found, and the defaults it trains with; and the `model` sections of this family's recipes.
 The loop is the engine's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from helicon.config import check
 from helicon.data.fields import TEXT, Field, is_tensor, route
-from helicon.data.loader import Loader
 from helicon.data.paired import CaptionSource
 from helicon.engine.checkpoint import resolve
 from helicon.engine.feed import steps_of_epochs
@@ -24,6 +24,7 @@ from helicon.models.voicebox.durations import DurationPredictor
 from helicon.models.voicebox.features import CodecLatents, EncodecVoco, FeatureSpace, MelVoco
 from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
 from helicon.models.voicebox.model import VoiceBox
+from helicon.models.voicebox.reading import Reading, first_batches
 from helicon.models.voicebox.task import VoiceBoxTask
 from helicon.models.voicebox.text import CharacterTokenizer, PhonemeInventory, PhonemeTokenizer, SymbolTokenizer
 from helicon.models.voicebox.vocoder import Vocoder
@@ -31,7 +32,6 @@ from helicon.nn.lengths import before
 from helicon.nn.network import Network, load_network
 
 WARMUP = ("warmup_steps", "num_warmup_steps")
-NUM_FITTED = 256  # utterances that the mean and the standard deviation of features are taken from
 NUM_MADE_UP = 200  # utterances with every phoneme of made-up speech among them
 
 _lengths = Field(is_tensor(False, 1), "an integer tensor [b]")
@@ -128,27 +128,32 @@ class VoiceBoxTrainer(Trainer):
             **options,
         )
         task.has_few_shapes = self.runtime.compiles
-        if not cfm_wrapper.is_fitted:
-            self._fit_normalisation()
+        if self.step == 0:
+            self._look_at_data()
 
-    def _fit_normalisation(self) -> None:
-        """The mean and the standard deviation of features, once, before the first step, and the same on every process."""
-        batches: Iterable[Any] = ()
-        if self.feed.dataset is None:
-            batches = [self.feed.first_batch()]
-        else:
-            size = self.feed.batch_size
-            loader = Loader(self.feed.dataset, batch_size=size, seed=self.options.seed, collate=collate_speech)
-            batches = loader.validation(-(-NUM_FITTED // size))
-        frames, task = [], self.task
+    def _look_at_data(self) -> None:
+        """Once, before the first step: whether what is said in the first utterances can be read, and the mean and the standard deviation
+        of their features, where these are not known."""
+        frames, task, model = [], self.task, self.unwrapped_cfm
         assert isinstance(task, VoiceBoxTask)
+        reading = Reading(model.tokenizer, model.voicebox.num_cond_tokens)
         with torch.no_grad(), self._mode(False):
-            for batch in batches:
-                features, lengths = task.features(self.runtime.to_device(self.prepare(batch)))
-                real = features if lengths is None else features[before(lengths, features.shape[1])]
-                frames.append(real.reshape(-1, real.shape[-1]))
+            for batch in first_batches(self):
+                batch = self.runtime.to_device(self.prepare(batch))
+                features, lengths = task.features(batch)
+                mask = features.new_ones(features.shape[:2], dtype=torch.bool)
+                mask = mask if lengths is None else before(lengths, features.shape[1])
+                frames.append(features[mask])
+                if (said := task.spoken(batch)) is not None:
+                    reading.add(*said, mask.sum(dim=1))
+        reading.check()
+        if not model.is_fitted:
+            self._fit_normalisation(torch.cat(frames))
+
+    def _fit_normalisation(self, frames: Float[Tensor, "n d"]) -> None:
+        """The same on every process."""
         model = self.unwrapped_cfm
-        model.fit_normalisation(torch.cat(frames)[None])
+        model.fit_normalisation(frames[None])
         if self.runtime.is_distributed:  # a loader of one's own may give each process other utterances
             for fitted in (model.feature_mean, model.feature_std):
                 torch.distributed.broadcast(fitted, 0)
@@ -233,6 +238,7 @@ def build_voicebox(
     durations = _loaded(duration_predictor, "duration_predictor", DurationPredictor)
     semantic: Any = None if text_to_semantic is None else load_network(resolve(Path(text_to_semantic)))
     reader = _tokenizer(tokenizer)
+    _check_predictor(durations, reader, duration_predictor)
     sizes = {}
     if semantic is not None:
         if getattr(semantic, "wav2vec", None) is None:
@@ -253,6 +259,19 @@ def build_voicebox(
         tokenizer=reader,
         semantic_hz=semantic_hz,
     )
+
+
+def _check_predictor(predictor: DurationPredictor | None, reader: SymbolTokenizer | None, name: Any) -> None:
+    """Raises if a predictor that knows names of phonemes stands beside a tokenizer that reads something else."""
+    own = None if predictor is None else predictor.tokenizer
+    if reader is None or not isinstance(own, PhonemeInventory):
+        return
+    if not isinstance(reader, PhonemeInventory) or not reader.ids.keys() & own.ids.keys():
+        some = ", ".join(list(own.ids)[:8])
+        raise ValueError(
+            f"model.duration_predictor={str(name)!r} reads names of phonemes ({some} ...), which model.tokenizer does not: leave out one "
+            "of them, or fit both to the same phonemes_of"
+        )
 
 
 def build_durations(
