@@ -23,6 +23,8 @@ def test_a_column(tmp_path: Path):
         captions[2]
     with pytest.raises(BadFile, match="row 0"):
         ColumnCaptions([{"caption": 3}], "caption")[0]
+    with pytest.raises(BadFile, match="row 0: its column caption holds no text, but ' '"):
+        ColumnCaptions([{"caption": " "}], "caption")[0]
     with pytest.raises(ValueError, match="a folder has no columns"):
         captions_of(Files([], []), "column")
 
@@ -34,6 +36,9 @@ def test_a_text_file_beside(tmp_path: Path):
     captions = captions_of(files(tmp_path), "beside")
     assert isinstance(captions, CaptionsBeside) and captions[0] == "a quick fox"
     with pytest.raises(BadFile, match=r"2.wav: its caption 2.txt cannot be read"):
+        captions[1]
+    (tmp_path / "red_fox" / "2.txt").write_text(" \n")
+    with pytest.raises(BadFile, match=r"2.wav: its caption 2.txt is empty"):
         captions[1]
     with pytest.raises(BadFile, match=r"hen.wav: its caption hen.txt cannot be read .*No such file"):
         captions[2]

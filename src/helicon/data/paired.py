@@ -19,7 +19,7 @@ CaptionSource = Literal["column", "beside", "folder"]
 
 @runtime_checkable
 class Captions(Protocol):
-    """One string an item; an item whose text cannot be read raises BadFile."""
+    """One string an item; an item whose text cannot be read, or says nothing, raises BadFile."""
 
     def __len__(self) -> int: ...
 
@@ -39,7 +39,7 @@ class ColumnCaptions:
 
     def __getitem__(self, index: int) -> str:
         text = self.rows[index][self.column]
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not text.strip():
             name = self.keys[index] if self.keys else f"row {index}"
             raise BadFile(name, f"its column {self.column} holds no text, but {text!r}")
         return text
@@ -57,9 +57,12 @@ class CaptionsBeside:
     def __getitem__(self, index: int) -> str:
         path = self.paths[index].with_suffix(".txt")
         try:
-            return path.read_text(encoding="utf-8-sig").strip()
+            text = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise BadFile(self.paths[index], f"its caption {path.name} cannot be read ({error})") from error
+        if not text:
+            raise BadFile(self.paths[index], f"its caption {path.name} is empty")
+        return text
 
 
 @dataclass(frozen=True)

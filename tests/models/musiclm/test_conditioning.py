@@ -63,6 +63,15 @@ def test_sounds_of_another_rate_of_unequal_length_and_with_channels_have_the_cod
     assert torch.equal(fitted.codes(wavs=padded(sounds()[:3], lengths), lengths=lengths), torch.cat(alone))
 
 
+def test_sounds_that_have_no_finite_latent_are_told() -> None:
+    waves = sounds().clone()
+    waves[[3, 5]] = torch.nan
+    quantizer = unfitted()
+    with pytest.raises(ValueError, match="what MuLaN makes of 2 of the 24 sounds is not finite"):
+        quantizer.fit([(waves, None)])
+    assert not quantizer.is_fitted
+
+
 def test_codebooks_and_codes_stay_whatever_is_asked_in_whatever_mode(fitted: MuLaNEmbedQuantizer) -> None:
     """64: the reference's move with every sound and every text they meet in training, and differently in each stage."""
     before, codes = {name: value.clone() for name, value in fitted.own_state().items()}, fitted.codes(wavs=sounds())

@@ -91,6 +91,14 @@ def test_all_candidates_are_made_at_once_or_in_pieces_and_lists_of_unequal_sound
     assert torch.equal(ids, music.quantizer.codes(texts=TEXTS).repeat_interleave(3, dim=0))
 
 
+def test_there_is_no_guidance_by_default(music: MusicLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded([*sounds()[:2]])
+    monkeypatch.setattr(AudioLM, "forward", lambda model, **asked: recorded(model, **asked))
+    music(TEXTS[0], seed=1)
+    MusicMaker(music, texts=TEXTS).make([0], 1)
+    assert [asked["cond_scale"] for asked in recorded.asked] == [1.0, 1.0]
+
+
 def test_mulan_hears_candidates_at_its_own_rate() -> None:
     """65: the reference feeds it what the codec gives: a MuLaN of 16 kHz hears a sound of 24 kHz slower and lower than it is."""
     fitted = MuLaNEmbedQuantizer(mulan(audio={"sample_hz": 16000}).eval(), 16, 2, codebook_size=4)
@@ -161,6 +169,9 @@ def test_an_audiolm_that_was_built_without_the_quantizer(music: MusicLM, tmp_pat
     network.save_pretrained(tmp_path)
     assert same(helicon.load(tmp_path)(TEXTS, **SHORT), music(TEXTS, **SHORT))
     assert MusicMaker(network, texts=TEXTS, seconds=0.04).make([1], 3)[0].title == TEXTS[1]
+    for text in ("", " "):
+        with pytest.raises(ValueError, match="an empty text says nothing"):
+            MusicMaker(network, texts=[TEXTS[0], text])
 
 
 def test_quantizers_and_stages_that_do_not_belong_together_are_refused(music: MusicLM) -> None:

@@ -155,6 +155,24 @@ def test_sounds_of_another_rate_are_resampled():
     torch.testing.assert_close(same, model.get_audio_latents(sounds))
 
 
+def test_latents_are_those_of_evaluation_in_either_mode():
+    model = mulan(2).eval()
+    expected = model.get_audio_latents(clips()), model.get_text_latents(raw_texts=TEXTS)
+    model.train()
+    model.audio.transformer.eval()
+    torch.testing.assert_close((model.get_audio_latents(clips()), model.get_text_latents(raw_texts=TEXTS)), expected)
+    assert model.audio.training and model.text.training and not model.audio.transformer.training, "and it stays in it"
+
+
+def test_calls_by_place_mean_what_they_mean_in_the_reference():
+    model = mulan(2, audio=PLAIN).eval()
+    audio, text = model(clips(), None, TEXTS, True)
+    torch.testing.assert_close(model(clips(), None, TEXTS, False, True), (audio * text).sum(dim=-1))
+    torch.testing.assert_close(model(clips(), None, TEXTS, False, False, True), audio @ text.T)
+    out, layers = model.audio(clips(), True, True)
+    assert out.shape == (3, 16) and layers.shape == (1, 3, 16)
+
+
 def test_what_is_random_in_training_is_its_generator_s():
     model = mulan()
     losses = [model(clips(), raw_texts=TEXTS, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]

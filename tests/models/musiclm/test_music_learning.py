@@ -19,14 +19,15 @@ from helicon.models.audiolm.pipeline import AudioLM
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
 from helicon.models.musiclm.generate import MusicLM
 from helicon.models.musiclm.mulan import MuLaN
+from helicon.models.musiclm.trainers import MuLaNTrainer
 from helicon.models.semantic.tokenizer import MelKmeans
 from models.musiclm.tiny import HZ, PLAIN, audio_tower, text_tower
 
 SECONDS, COUNT = 0.5, 1200
-NOISE = 0.05  # while MuLaN learns, up to: what a small codec makes is not as clean as what it learned from
+NOISE = 0.15  # while MuLaN learns: what a small codec makes is not as clean as what it learned from
 WORDS: dict[str, Any] = {"kinds": ["tone", "chirp"], "loudnesses": ["loud"], "held_out": [["chirp", "high"]]}
 DATA = {"data_max_length_seconds": SECONDS, "num_samples": COUNT, "sounds": WORDS}
-HOW_DRAWN: dict[str, Any] = {"cond_scale": 1.0, "top_p": 0.7, "filter_thres": None, "seed": 1}
+HOW_DRAWN: dict[str, Any] = {"top_p": 0.7, "filter_thres": None, "seed": 1}
 
 
 def made_up(count: int, seed: int = 0) -> SyntheticSounds:
@@ -41,25 +42,16 @@ def train(recipe: str, folder: Path, *overrides: str) -> None:
     registry.build_trainer(read, results_folder=folder).train()
 
 
-def learn_mulan(steps: int = 300, seed: int = 0) -> MuLaN:
+def learn_mulan(folder: Path, seed: int = 0) -> MuLaN:
     """One that tells the seven captions apart. (Decoupled, the loss of so few different ones leaves some of them in one place.)"""
     torch.manual_seed(seed)
     sizes = {"depth": 2, "dim_head": 16}
-    towers = audio_tower(**sizes, **PLAIN), text_tower(**sizes)
+    towers = audio_tower(**sizes, **PLAIN, spec_aug_noise=NOISE), text_tower(**sizes)
     network = MuLaN(*towers, dim_latent=16, decoupled_contrastive_learning=False)
-    optimizer = torch.optim.Adam(network.parameters(), 4e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    data = [made_up(640)[index] for index in range(640)]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        some = [data[index] for index in torch.randint(len(data), (32,), generator=generator).tolist()]
-        waves = torch.stack([one["audio"] for one in some])
-        noise = torch.randn(waves.shape, generator=generator) * torch.rand(len(some), 1, generator=generator) * NOISE
-        loss = network(waves + noise, raw_texts=[one["texts"] for one in some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+    MuLaNTrainer(
+        network, [made_up(640)[index] for index in range(640)], num_train_steps=300, batch_size=32, lr=4e-3, scheduler="cosine",
+        use_ema=False, valid_frac=0, seed=seed, results_folder=folder, tensorboard=False, save_results_every=10000,
+    ).train()  # fmt: skip
     return network.eval()
 
 
@@ -67,7 +59,7 @@ def learned(home: Path) -> MusicLM:
     words = f"data.sounds={json.dumps(WORDS)}"
     train("soundstream/demo", home / "codec", words, "num_train_steps=400")
     waves = torch.stack([made_up(256)[index]["audio"] for index in range(256)])
-    quantizer = MuLaNEmbedQuantizer(learn_mulan(), 96, rq_num_quantizers=3, codebook_size=12)
+    quantizer = MuLaNEmbedQuantizer(learn_mulan(home / "mulan"), 96, rq_num_quantizers=3, codebook_size=12)
     quantizer.fit([(waves, None)])
     quantizer.save_pretrained(home / "conditioner")
     clusters = MelKmeans(48)
@@ -108,23 +100,27 @@ def share_right(waves: list[Tensor], asked: SyntheticSounds) -> float:
 def test_music_follows_its_caption(tmp_path: Path) -> None:
     """There are seven pairs of a pitch and a direction: chance is one in seven.
 
-    Measured with three seeds of all that is learned, 60 sounds twice each: MuLaN finds the caption of 95 to 100 % of sounds; of what is
-    made of captions 55 to 95 % are right, and 5 to 18 % of what is made without. (The lowest is of a codec that makes no high tones; with
-    the codec of the seed taken here it is 83 to 97 %.)
+    Measured with the networks of this seed: MuLaN finds the caption of all 60 sounds and of 95 % of what the codec makes of them; of what
+    is made of captions 85 to 95 % are right in three draws, of what is made without 2 to 7 %. (With another codec, which makes no
+    high tones, it was 55 % of captions.)
     """
     music = learned(tmp_path)
     asked = made_up(60, seed=9)
     captions = [asked.attributes(index).caption for index in range(len(asked))]
     different = sorted({*captions})
     assert len(different) == 7
-    heard = music.quantizer.latents(torch.stack([asked[index]["audio"] for index in range(len(asked))]))
-    closest = (heard @ music.quantizer.latents(texts=different).T).argmax(dim=1).tolist()
-    found = [different[place] == caption for place, caption in zip(closest, captions, strict=True)]
-    assert sum(found) / len(found) >= 0.85
+    waves = torch.stack([asked[index]["audio"] for index in range(len(asked))])
+    with torch.no_grad():
+        remade = music.audio_lm.codec.decode(music.audio_lm.codec.encode(waves)).flatten(1)
+    for sounds in (waves, remade):
+        heard = music.quantizer.latents(sounds)
+        closest = (heard @ music.quantizer.latents(texts=different).T).argmax(dim=1).tolist()
+        found = [different[place] == caption for place, caption in zip(closest, captions, strict=True)]
+        assert sum(found) / len(found) >= 0.8
     assert share_right(music(captions, seconds=SECONDS, **HOW_DRAWN), asked) >= 0.6
     assert share_right(list(music.audio_lm(batch_size=60, seconds=SECONDS, **HOW_DRAWN)), asked) <= 0.3
     # MuLaN ranks sounds as they are heard: of six that were made of one caption and six of another, those of the caption come first.
     low, high = (next(caption for caption in captions if f"tone, {pitch}" in caption) for pitch in ("low", "high"))
-    waves = [*music([low] * 6 + [high] * 6, seconds=SECONDS, **HOW_DRAWN)]
-    closeness = music.similarities(waves, [low] * 12)
+    made = [*music([low] * 6 + [high] * 6, seconds=SECONDS, **HOW_DRAWN)]
+    closeness = music.similarities(made, [low] * 12)
     assert closeness[:6].mean() > closeness[6:].mean() + 0.3

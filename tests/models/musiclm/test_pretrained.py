@@ -61,7 +61,7 @@ def test_a_pretrained_audio_tower(tmp_path):
     tower = PretrainedAudioTransformer(PretrainedSpectrogramEncoder(folder), 12, dim_head=4, heads=2).eval()
     assert tower.sample_hz == 16000 and not any("encoder" in name for name, _ in tower.named_parameters())
     clips, lengths = torch.randn(3, 6000), torch.tensor([6000, 2500, 5])
-    together, layers = tower(padded(clips, lengths), lengths, return_all_layers=True)
+    together, layers = tower(padded(clips, lengths), lengths=lengths, return_all_layers=True)
     assert layers.shape == (1, 3, 12)
     for row, length in enumerate(lengths.tolist()):
         torch.testing.assert_close(together[row], tower(clips[row : row + 1, :length])[0], atol=1e-5, rtol=1e-5)

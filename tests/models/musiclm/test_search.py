@@ -269,6 +269,7 @@ def test_files_that_cannot_be_read_are_named_and_skipped(sounds: Tensor, caplog:
     assert (done.read, [Path(name).name for name in done.bad]) == (NUM - 1, ["0.wav"])
     assert "sounds/0.wav: not a readable sound file" in caplog.text
     begins = dict(zip((Path(part.name).name for part in index.parts), index.begins, strict=True))
+    assert "heard in part" in caplog.text and "cut.flac" in caplog.text
     assert begins["cut.flac"][:2] == [0.0, 0.5] and len(begins["cut.flac"]) < 6, "of what was cut off, what is left"
     assert len(index.latents) == sum(map(len, index.begins))
     left = SoundFile(Path("sounds/cut.flac"), "cut.flac")
@@ -279,6 +280,32 @@ def test_files_that_cannot_be_read_are_named_and_skipped(sounds: Tensor, caplog:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=f"none of the {NUM} files can be read, for example"):
         SoundIndex(mulan(), seconds=SECONDS).update("sounds")
+
+
+def test_what_has_no_finite_latent_cannot_be_read(
+    sounds: Tensor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange, embed = torch.full((HZ // 2,), -0.5), SoundIndex._embed
+    for name, wave in {"0": strange, "1": torch.cat([strange, sounds[1]])}.items():
+        write(f"sounds/{name}.wav", wave)
+
+    def broken(self: SoundIndex, waves: Tensor, lengths: Tensor) -> Tensor:
+        is_strange = (waves == -0.5).all(dim=1, keepdim=True)
+        return embed(self, waves, lengths).masked_fill(is_strange, torch.nan)
+
+    monkeypatch.setattr(SoundIndex, "_embed", broken)
+    index = SoundIndex(mulan(), "index", SECONDS)
+    with caplog.at_level(logging.WARNING):
+        done = index.update("sounds", batch_size=2)
+    assert (done.read, [Path(name).name for name in done.bad]) == (NUM - 1, ["0.wav"])
+    assert "0.wav: what the network makes of it is not finite" in caplog.text
+    assert f"heard in part {Path('sounds/1.wav').absolute()}: what the network makes of it" in caplog.text
+    assert index.begins[0] == [0.5] and index.latents.isfinite().all()
+    assert len(index.latents) == sum(map(len, index.begins)) == NUM - 1
+    best = index.like("sounds/2.wav", top=1)[0]
+    assert best.similarity <= 1
+    with pytest.raises(ValueError, match=r"0\.wav: what the network makes of it is not finite"):
+        index.like("sounds/0.wav")
 
 
 def test_a_manifest_names_parts_of_files(sounds: Tensor) -> None:

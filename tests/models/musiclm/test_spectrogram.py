@@ -129,8 +129,29 @@ def test_augmentation_differs_in_each_clip_and_is_its_generator_s():
 
 
 def test_augmentation_can_be_left_out():
-    levels = marked(3, 9, 4)
+    levels, waves = marked(3, 9, 4), torch.randn(2, 50)
     assert Augmentation(1.0, 0, 0, n_mels=4)(levels).equal(levels)
+    assert Augmentation(1.0, 0, 0, n_mels=4).noisy(waves) is waves
+
+
+def test_noise_is_white_and_up_to_a_part_of_each_clip_s_own_level():
+    augment = Augmentation(1.0, 0, 0, n_mels=4, noise=0.4)
+    waves, lengths = tone(500, 4000).expand(200, 4000) * torch.tensor([0.1, 1.0] * 100)[:, None], None
+    noise = augment.noisy(waves, lengths, generator()) - waves
+    parts = noise.std(dim=1) / waves.std(dim=1)
+    assert parts.min() < 0.02 and 0.38 < parts.max() < 0.42 and (parts[::2].mean() - parts[1::2].mean()).abs() < 0.05
+    spectrum = torch.fft.rfft(noise[1::2]).abs().square().mean(dim=0)
+    assert spectrum[:1000].mean() == pytest.approx(spectrum[1000:].mean().item(), rel=0.05)
+    assert augment.noisy(waves, None, generator()).equal(waves + noise)
+    assert not augment.noisy(waves, None, generator(1)).equal(waves + noise)
+
+
+def test_noise_is_that_of_the_clip_and_not_of_what_stands_after_it():
+    augment, lengths = Augmentation(1.0, 0, 0, n_mels=4, noise=0.5), torch.tensor([4000, 1000, 0])
+    waves = tone(500, 4000).expand(3, 4000)
+    padded = torch.where(torch.arange(4000) < lengths[:, None], waves, torch.nan)
+    noise = (augment.noisy(padded, lengths, generator()) - waves)[:2, :1000]
+    torch.testing.assert_close(noise, (augment.noisy(waves, None, generator()) - waves)[:2, :1000], atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +160,7 @@ def test_augmentation_can_be_left_out():
         ((0.8, 80, 80, 65), "spec_aug_freq_mask=80 may hide at most half of n_mels=65"),
         ((1.2, 8, 8, 65), "spec_aug_stretch_factor=1.2"),
         ((0.8, 8, -1, 65), "spec_aug_time_mask=-1"),
+        ((0.8, 8, 8, 65, 1.5), "spec_aug_noise=1.5 is the loudest noise"),
     ],
 )
 def test_augmentation_that_cannot_be_is_refused(arguments, sentence):
@@ -149,7 +171,7 @@ def test_augmentation_that_cannot_be_is_refused(arguments, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"n_fft": 128, "win_length": 24, "hop_length": 12}, "n_mels=128.*use fewer bands"),
+        ({"n_fft": 128, "win_length": 24, "hop_length": 12}, "n_mels=128.*use fewer bands or spec_n_fft more than 128"),
         ({"hop_length": 500}, "spec_hop_length=500"),
         ({"power": 0.0}, "spec_power=0.0"),
         ({"f_max": 9000.0}, "f_max=9000"),

@@ -14,7 +14,7 @@ from helicon.models.musiclm.mulan import Latents, MuLaN
 from helicon.models.musiclm.task import MuLaNTask
 from helicon.models.musiclm.towers import TextTransformer
 from models.musiclm.test_mulan import KINDS
-from models.musiclm.tiny import PLAIN, audio_tower, mulan
+from models.musiclm.tiny import PLAIN, audio_tower, mulan, text_tower
 
 TEXTS = ["a loud noise", "a soft tone", "a chirp", "a very long and rather soft noise that rises", "a pluck"]
 EQUALS = [*TEXTS[:3], TEXTS[1], TEXTS[0]]
@@ -87,6 +87,8 @@ def test_chunks_that_cannot_be_are_refused() -> None:
     model, read = mulan(), mulan().read_texts(TEXTS)
     with pytest.raises(ValueError, match="chunk_size=0 must be at least 1"):
         model(batch()["audio"], **read, chunk_size=0)
+    with pytest.raises(ValueError, match="chunk_size=0 must be at least 1"):
+        MuLaNTask(model, chunk_size=0)
     with pytest.raises(ValueError, match="leave generator out"):
         model(batch()["audio"], **read, chunk_size=2, generator=torch.Generator())
 
@@ -105,7 +107,7 @@ def test_captions_are_padded_and_never_cut() -> None:
 
 
 def test_ids_in_place_of_texts() -> None:
-    text = TextTransformer(16, 1, num_tokens=9, dim_head=8, heads=2)
+    text = TextTransformer(16, 1, num_tokens=9, dim_head=8, heads=2, pad_id=8)
     model = MuLaN(audio_tower(**PLAIN), text, 12)
     ids = torch.tensor([[1, 2, 3, 4], [0, 5, -1, -1], [1, 2, 3, 4]])  # 0 is an id like others
     own = {"audio": batch(3)["audio"], "text_token_ids": ids}
@@ -115,11 +117,41 @@ def test_ids_in_place_of_texts() -> None:
     torch.testing.assert_close(latents[1:2], model.get_text_latents(ids[1:2, :2], text_mask=ids[1:2, :2] >= 0))
     with task.keeping() as kept, torch.no_grad():
         task.validate(own)
-    assert kept[0].captions == [(1, 2, 3, 4), (0, 5), (1, 2, 3, 4)]
+    assert kept[0].captions == read["caption_ids"].tolist()
     assert read["caption_ids"].unique(return_inverse=True)[1].unique().tolist() == [0, 1]
     assert read["caption_ids"][0] == read["caption_ids"][2]
     with pytest.raises(ValueError, match=r'these sounds have no texts.*captions="column", "beside" or "folder"'):
         task.read({"audio": own["audio"]})
+
+
+def test_ids_that_were_padded_by_a_tokenizer_have_the_loss_of_those_that_were_not() -> None:
+    text = TextTransformer(16, 1, num_tokens=9, dim_head=8, heads=2, pad_id=3)
+    model = MuLaN(audio_tower(**PLAIN), text, 12).eval()
+    task, audio = MuLaNTask(model), batch(3)["audio"]
+    tight, loose = (
+        {"audio": audio, "text_token_ids": torch.tensor(rows)}
+        for rows in (
+            [[1, 2, 0, 4], [0, 5, -1, -1], [0, 5, -1, -1]],
+            [[1, 2, 0, 4, 3, 3], [0, 5, 3, -1, -1, -1], [0, 5, 3, 3, 3, 3]],
+        )
+    )
+    assert task.read(loose)["caption_ids"].equal(task.read(tight)["caption_ids"])
+    with torch.no_grad():
+        expected = task.validate(tight).total
+        torch.testing.assert_close(task.validate(loose).total, expected)
+        torch.testing.assert_close(task.forward(task.read(loose)), expected)
+        ids = loose["text_token_ids"].masked_fill(loose["text_token_ids"] < 0, 3)
+        torch.testing.assert_close(model(audio, ids), expected)
+    assert model.caption_ids(ids).equal(task.read(tight)["caption_ids"]), "in whatever width another process has them"
+
+
+def test_captions_that_are_cut_to_the_same_are_the_same() -> None:
+    model = MuLaN(audio_tower(**PLAIN), text_tower(max_seq_len=8), 12).eval()
+    task, texts = MuLaNTask(model), ["a tone, low", "a tone, high", "a chirp"]
+    ids = task.read({**batch(3), "texts": texts})["caption_ids"]
+    assert ids[0] == ids[1] != ids[2]
+    expected = model(batch(3)["audio"], raw_texts=texts, caption_ids=torch.tensor([0, 0, 1]))
+    torch.testing.assert_close(model(batch(3)["audio"], raw_texts=texts), expected)
 
 
 def test_pairs_of_equal_captions_are_not_told_apart() -> None:

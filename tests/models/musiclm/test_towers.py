@@ -63,7 +63,7 @@ def test_a_hop_is_half_of_a_window_that_is_given():
 def test_a_clip_in_a_padded_batch_means_what_it_means_alone(positions):
     tower = audio_tower(2, positions=positions).eval()
     clips, lengths = torch.randn(4, 2000), torch.tensor([2000, 641, 640, 3])
-    together, layers = tower(padded(clips, lengths), lengths, return_all_layers=True)
+    together, layers = tower(padded(clips, lengths), lengths=lengths, return_all_layers=True)
     for row, length in enumerate(lengths.tolist()):
         alone, own_layers = tower(clips[row : row + 1, :length], return_all_layers=True)
         torch.testing.assert_close(together[row], alone[0], atol=1e-5, rtol=1e-5)
@@ -75,7 +75,7 @@ def test_a_clip_of_nothing_is_a_patch_of_silence():
     tower = audio_tower().eval()
     silence = tower(torch.zeros(1, 10))
     torch.testing.assert_close(tower(torch.zeros(1, 0)), silence)
-    torch.testing.assert_close(tower(torch.full((1, 500), torch.nan), torch.tensor([0])), silence)
+    torch.testing.assert_close(tower(torch.full((1, 500), torch.nan), lengths=torch.tensor([0])), silence)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -102,9 +102,9 @@ def test_spectra_of_either_layout():
     last.load_own_state(first.own_state())
     levels, lengths = torch.randn(2, 21, 32), torch.tensor([21, 9])
     levels[1, 9:] = torch.nan
-    out = first(levels, lengths)
+    out = first(levels, lengths=lengths)
     assert out.isfinite().all()
-    torch.testing.assert_close(last(levels.transpose(1, 2), lengths), out)
+    torch.testing.assert_close(last(levels.transpose(1, 2), lengths=lengths), out)
     waves = audio_tower().eval()
     waves.load_own_state(first.own_state())
     sound = torch.randn(1, 1700)
@@ -148,7 +148,7 @@ def test_patch_dropout_leaves_something_of_the_shortest_clip(prob):
     lengths = torch.tensor([5000, 1000, 1])
     columns = torch.tensor([8, 2, 1])
     for _ in range(5):
-        out = tower(padded(torch.randn(3, 5000), lengths), lengths)
+        out = tower(padded(torch.randn(3, 5000), lengths), lengths=lengths)
         assert out.isfinite().all() and seen.mask is not None
         assert seen.tokens.shape[1] == math.ceil(32 * (1 - prob))
         expected = [math.ceil(4 * count * (1 - prob)) for count in columns.tolist()]
@@ -164,6 +164,9 @@ def test_training_changes_the_levels_and_evaluation_does_not():
     assert (first - second).abs().max() > 1e-3
     torch.testing.assert_close(first, tower(clips, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close(tower.eval()(clips), tower(clips))
+    noisy = audio_tower(**PLAIN, spec_aug_noise=0.3).train()
+    assert (noisy(clips) - noisy(clips)).abs().max() > 1e-3
+    torch.testing.assert_close(noisy.eval()(clips), noisy(clips))
 
 
 @pytest.mark.parametrize("kind", ["audio", "text"])
@@ -209,6 +212,7 @@ def test_recomputed_activations_give_the_same_gradients(kind):
         ({"patch_dropout_prob": 1.0}, "patch_dropout_prob=1.0"),
         ({"spec_pad_mode": "reflect"}, "spec_pad_mode='reflect'.*leave these out"),
         ({"spec_aug_freq_mask": 17}, "spec_aug_freq_mask=17 may hide at most half"),
+        ({"spec_aug_noise": 0.1, "accept_spec": True}, "spec_aug_noise=0.1 is added to waves"),
         ({"dim_head": 6}, "dim_head=6 must be a multiple of 4"),
     ],
 )

@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, StackDataset
 import children
 from data.sounds import ramp, write
 from helicon.config import ConfigError
+from helicon.models.musiclm import task
 from helicon.models.musiclm.data import training_captioned
 from helicon.models.musiclm.pretrained import PretrainedAudioTransformer
+from helicon.models.musiclm.task import MuLaNTask
 from helicon.models.musiclm.towers import TextTransformer
 from helicon.models.musiclm.trainers import MuLaNTrainer, build_mulan
 from models.musiclm import two_trainers
@@ -76,10 +78,34 @@ def test_datasets_and_loaders_of_ones_own() -> None:
         MuLaNTrainer(mulan(), train_dataloader=loader, **OPTIONS | {"num_train_steps": None})
 
 
-def test_a_loader_of_unequal_batches_is_refused() -> None:
+def test_a_loader_of_unequal_batches_is_refused_by_several_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = stepped(train_dataloader=DataLoader(own(5), batch_size=3), valid_frac=0)
+    assert trainer.train_step()["loss"].isfinite()
+    monkeypatch.setattr(task, "num_ranks", lambda: 2)
+    told = MuLaNTask(mulan())
+    assert told.weight({"audio": torch.zeros(3, 9)}) == 3.0
     with pytest.raises(ValueError, match=r"a batch of 2 pairs follows one of 3.*drop_last=True"):
-        trainer.train_step()
+        told.weight({"audio": torch.zeros(2, 9)})
+
+
+def test_what_a_batch_cannot_be_is_told_before_the_first_step() -> None:
+    with pytest.raises(ValueError, match="batch_size=1 leaves a pair nothing to be told from"):
+        MuLaNTrainer(mulan(), own(), **OPTIONS | {"batch_size": 1})
+    with pytest.raises(ValueError, match="chunk_size=0 must be at least 1"):
+        MuLaNTrainer(mulan(), own(), chunk_size=0, **OPTIONS)
+
+
+def test_captions_that_are_all_equal_are_refused() -> None:
+    for number in range(5):
+        write(Path(f"music/song/{number}.wav"), ramp(0.5 + number, HZ), HZ)
+    of = {"folder": "music", "captions": "folder", "data_max_length": 1500}
+    with pytest.raises(
+        ValueError, match=r"all 5 sounds have the caption 'song', and MuLaN learns what tells sounds apart"
+    ):
+        MuLaNTrainer(mulan(), **of, **OPTIONS)
+    Path("music/other").mkdir()
+    Path("music/song/4.wav").rename("music/other/4.wav")
+    stepped(**of)
 
 
 def test_ids_that_the_network_does_not_know_never_reach_it() -> None:

@@ -9,8 +9,7 @@ are trained, would mean nothing. Its embeddings are learned in each stage, and s
 Letters: b batch, n samples, d features of a latent, q quantizers, k codes of each, e features of an embedding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from helicon.models.musiclm.mulan import MuLaN
 from helicon.models.semantic.kmeans import KMeans, KMeansReport, Progress
-from helicon.nn.capture import evaluating
 from helicon.nn.network import Network
 
 Lengths = Int[Tensor, " b"]
@@ -123,6 +121,11 @@ class MuLaNEmbedQuantizer(Network):
                 "this quantizer is fitted, and stages may have learned what its codes mean: build a new one to fit"
             )
         latents = self._read(waves, max_sounds, reading)
+        if num_bad := int((~latents.isfinite()).any(dim=1).sum()):
+            raise ValueError(
+                f"what MuLaN makes of {num_bad} of the {len(latents)} sounds is not finite: leave out sounds of enormous numbers, or "
+                "train MuLaN anew where it is so of all"
+            )
         fitted, kept = _apart(latents, self.codebook_size)
         if len(fitted) < self.codebook_size:
             raise self._too_few(len(latents), "each code needs one or more")
@@ -190,19 +193,13 @@ class MuLaNEmbedQuantizer(Network):
         """What the codes are of: MuLaN's unit vectors."""
         if (wavs is None) == (texts is None):
             raise ValueError("give wavs or texts, and not both")
-        with self._listening():
+        with torch.autocast(self.device.type, enabled=False):  # in MuLaN's own precision
             if wavs is None:
                 assert texts is not None
                 return self.mulan.get_text_latents(raw_texts=texts)
             mono = wavs.mean(dim=1) if wavs.ndim == 3 else wavs
             lengths = None if lengths is None else lengths.to(self.device)
             return self.mulan.get_audio_latents(mono.to(self.device), lengths, input_sample_hz)
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """MuLaN at work: nothing left out at random, whatever mode it is in, and in its own precision."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), evaluating(self.mulan):
-            yield
 
     def _read(
         self, waves: Iterable[tuple[Tensor, Tensor | None]], most: int | None, reading: Progress | None

@@ -156,7 +156,8 @@ def _gathered_pair(
         every_audio, every_text = audio, text
     if len(every_audio) < 2:
         raise ValueError(
-            f"{len(every_audio)} pair has no other to be told from: a contrastive loss needs a batch of 2 or more"
+            f"{len(every_audio)} pair has no other to be told from: a contrastive loss needs a batch of 2 or more (the last of a "
+            "DataLoader is left out with drop_last=True)"
         )
     return every_audio, every_text
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from helicon.data.audio import AudioTransform, Sample, SoundDataset, TensorAudio, audio_data, audio_fields
 from helicon.data.collate import Batch, collate
-from helicon.data.dataset import View
+from helicon.data.dataset import BadFile, View
 from helicon.data.fields import Field, route
 from helicon.data.paired import CaptionSource
 from helicon.data.split import unwrapped
@@ -176,6 +176,24 @@ class _Captioned(View):
             )
         wave = sample["audio"]
         return {"audio": wave, "audio_lengths": sample.get("audio_lengths", wave.shape[-1]), text: sample[text]}
+
+
+def check_captions(dataset: Any) -> None:
+    """Raises where all captions of files or columns are equal. (Of other data the second is another, and no more of them is read.)"""
+    captions = getattr(dataset.dataset, "captions", None) or ()
+    first = None
+    for index in range(len(captions)):
+        try:
+            text = captions[index]
+        except BadFile:
+            continue
+        if first not in (None, text):
+            return
+        first = text
+    if len(captions) > 1 and first is not None:
+        raise ValueError(
+            f"all {len(captions)} sounds have the caption {first[:60]!r}, and MuLaN learns what tells sounds apart: give each its own"
+        )
 
 
 def collate_captioned(samples: Sequence[Sample]) -> Batch:

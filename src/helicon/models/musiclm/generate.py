@@ -19,6 +19,7 @@ from helicon.models.audiolm.pipeline import AudioLM, are_same, called
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
 from helicon.nn.network import Network
 
+COND_SCALE = 1.0  # no guidance
 NEXT_SEED = 104_729  # from one piece of the candidates to the next
 
 
@@ -72,6 +73,7 @@ class MusicLM(Network):
         *,
         batch_size: int | None = None,
         seed: int | None = None,
+        cond_scale: float = COND_SCALE,
         **options: Any,
     ) -> Any:
         """The best sound `[n]` (`[c, n]` of a codec with channels) for a text, a list of them for a list.
@@ -81,7 +83,8 @@ class MusicLM(Network):
             return_all: all of them, `Candidates`, in the place of the best.
             batch_size: how many are made at once; all, where nothing is said.
             seed: the same again for the same seed (and batch size); None draws one.
-            options: of `AudioLM.forward`, as `seconds` and `cond_scale`.
+            cond_scale: guidance by the text: 1 is none, which was best in what is measured (docs/log.md).
+            options: of `AudioLM.forward`, as `seconds`.
         """
         texts = [text] if isinstance(text, str) else [*text]
         if not texts:
@@ -90,6 +93,7 @@ class MusicLM(Network):
             if number is not None and number < 1:
                 raise ValueError(f"{name}={number} must be at least 1")
         rows = [row for row in range(len(texts)) for _ in range(num_samples)]
+        options["cond_scale"] = cond_scale
         waves = [*self._made(texts, rows, batch_size or len(rows), seed, options)]
         if num_samples == 1 and not return_all:  # there is nothing to rank
             return waves[0] if isinstance(text, str) else waves

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from helicon.models.musiclm.contrastive import ContrastiveLoss
 from helicon.models.musiclm.pretrained import AudioTower, TextTower
-from helicon.models.musiclm.towers import one_of
+from helicon.models.musiclm.towers import TextTransformer, one_of
+from helicon.nn.capture import evaluating
 from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.norms import RMSNorm
@@ -91,7 +92,7 @@ class MuLaN(Network):
         generator: torch.Generator | None = None,
     ) -> Latents:
         """What the loss compares of sounds; `wavs` and `lengths` as the audio tower takes them."""
-        out = self.audio(wavs, lengths, return_all_layers=self.hierarchical, generator=generator)
+        out = self.audio(wavs, lengths=lengths, return_all_layers=self.hierarchical, generator=generator)
         return _latents(out, self.audio_to_latents, self.audio_layers)
 
     def embed_text(
@@ -122,13 +123,17 @@ class MuLaN(Network):
     def get_audio_latents(
         self, wavs: Float[Tensor, "b ..."], lengths: Lengths | None = None, input_sample_hz: int | None = None
     ) -> Float[Tensor, "b d"]:
-        """Unit vectors of sounds, of which the first `lengths` samples count; at `sample_hz`, or resampled to it."""
+        """Unit vectors of sounds, of which the first `lengths` samples count; at `sample_hz`, or resampled to it.
+
+        Those of evaluation, in whatever mode the network is; `embed_audio` gives what a loss compares in training.
+        """
         if input_sample_hz is not None and input_sample_hz != self.sample_hz:
             if lengths is not None:
                 wavs = torch.where(before(lengths, wavs.shape[1]), wavs, 0.0)
                 lengths = -(-lengths.long() * self.sample_hz // input_sample_hz)  # as `resample` makes them
             wavs = resample(wavs, input_sample_hz, self.sample_hz)
-        return self.embed_audio(wavs, lengths).last
+        with evaluating(self):
+            return self.embed_audio(wavs, lengths).last
 
     def get_text_latents(
         self,
@@ -136,19 +141,20 @@ class MuLaN(Network):
         raw_texts: Sequence[str] | None = None,
         text_mask: Bool[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b d"]:
-        """Unit vectors of texts."""
-        return self.embed_text(texts, raw_texts, text_mask).last
+        """Unit vectors of texts, as those of sounds: in evaluation mode."""
+        with evaluating(self):
+            return self.embed_text(texts, raw_texts, text_mask).last
 
     def forward(
         self,
         wavs: Float[Tensor, "b ..."],
         texts: Shaped[Tensor, "c t ..."] | None = None,
         raw_texts: Sequence[str] | None = None,
-        lengths: Lengths | None = None,
         return_latents: bool = False,
         return_similarities: bool = False,
         return_pairwise_similarities: bool = False,
         *,
+        lengths: Lengths | None = None,
         text_mask: Bool[Tensor, "c t"] | None = None,
         caption_ids: Int[Tensor, " n"] | None = None,
         generator: torch.Generator | None = None,
@@ -161,7 +167,8 @@ class MuLaN(Network):
         of every sound with every text `[b, c]`.
 
         Pairs whose captions are equal are not told apart. Which are is told by `caption_ids`, equal numbers for equal captions; without
-        them by the strings, or by the ids of tokens. Embeddings of texts (which a pretrained tower takes) do not tell: they all differ.
+        them by the tokens that are read, or by the strings for a pretrained tower. The embeddings that this takes in their place do
+        not tell: they all differ.
 
         With a `chunk_size` so many sounds, or texts, pass a tower at a time, and again in the backward pass, with the same randomness
         (GradCache, Gao et al. 2021): the loss is that of the whole batch, the memory that of a chunk, and every step passes the towers
@@ -171,15 +178,15 @@ class MuLaN(Network):
             raise ValueError(
                 "return_latents, return_similarities, return_pairwise_similarities, return_all_latents: ask for one of them"
             )
+        texts, text_mask = one_of(self.text, texts, raw_texts, text_mask)
         if chunk_size is None:
             audio = self.embed_audio(wavs, lengths, generator)
-            text = self.embed_text(texts, raw_texts, text_mask)
+            text = self.embed_text(texts, text_mask=text_mask)
         elif generator is not None:
             raise ValueError("with chunk_size what is random comes from torch's own generator: leave generator out")
         else:
-            read = one_of(self.text, texts, raw_texts, text_mask)
             audio = _in_chunks(self.embed_audio, chunk_size, wavs, lengths)
-            text = _in_chunks(lambda texts, mask: self.embed_text(texts, text_mask=mask), chunk_size, *read)
+            text = _in_chunks(lambda texts, mask: self.embed_text(texts, text_mask=mask), chunk_size, texts, text_mask)
         if return_all_latents:
             return audio, text
         if return_latents:
@@ -193,16 +200,16 @@ class MuLaN(Network):
         if return_similarities:
             return (audio.last * text.last).sum(dim=-1)
         if caption_ids is None:
-            caption_ids = self._caption_ids(texts, raw_texts, text_mask)
+            caption_ids = self.caption_ids(texts, raw_texts, text_mask)
         return self.contrast(audio, text, caption_ids=caption_ids)
 
-    def _caption_ids(
-        self, texts: Tensor | None, raw_texts: Sequence[str] | None, text_mask: Tensor | None
+    def caption_ids(
+        self, texts: Tensor, raw_texts: Sequence[str] | None = None, text_mask: Tensor | None = None
     ) -> Int[Tensor, " b"] | None:
-        if raw_texts is not None:
-            return ids_of_texts(raw_texts).to(self.device)
-        assert texts is not None
-        return None if texts.is_floating_point() else ids_of_tokens(texts, text_mask)
+        """Equal numbers for texts of equal tokens; for equal strings, where they were read as embeddings."""
+        if isinstance(self.text, TextTransformer):
+            return ids_of_tokens(texts, self.text.are_tokens(texts) if text_mask is None else text_mask)
+        return None if raw_texts is None else ids_of_texts(raw_texts).to(self.device)
 
 
 def ids_of_texts(texts: Sequence[str]) -> Int[Tensor, " b"]:
@@ -247,14 +254,18 @@ def _latents(out: Tensor | tuple[Tensor, Tensor], project: nn.Module, project_la
 def _in_chunks(embed: Callable[..., Latents], size: int, *inputs: Tensor | None) -> Latents:
     """What `embed` makes of the inputs, so many rows at a time; where gradients are wanted it is asked again for each chunk in the
     backward pass, the last chunk first, and of one alone all that its gradient needs is kept."""
-    if size < 1:
-        raise ValueError(f"chunk_size={size} must be at least 1, or None for the whole batch at once")
+    check_chunk_size(size)
     assert inputs[0] is not None
     chunks = [
         checkpoint(embed, *(None if x is None else x[first : first + size] for x in inputs), use_reentrant=False)
         for first in range(0, len(inputs[0]), size)
     ]
     return Latents(*(torch.cat(parts, dim=-2) for parts in zip(*chunks, strict=True)))
+
+
+def check_chunk_size(size: int | None) -> None:
+    if size is not None and size < 1:
+        raise ValueError(f"chunk_size={size} must be at least 1, or None for the whole batch at once")
 
 
 def _unit(x: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from helicon.data.sound import Sound
 from helicon.models.audiolm.sounds import SoundMaker
-from helicon.models.musiclm.generate import MusicLM
+from helicon.models.musiclm.generate import COND_SCALE, MusicLM
 
 
 class MusicMaker(SoundMaker):
@@ -20,8 +20,8 @@ class MusicMaker(SoundMaker):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        filter_thres: float | None = 0.9,
-        cond_scale: float = 3.0,
+        filter_thres: float | None = None,
+        cond_scale: float = COND_SCALE,
     ):
         """
         Args:
@@ -46,7 +46,9 @@ class MusicMaker(SoundMaker):
         self.music, self.num_candidates = network, num_candidates
 
     def _readable(self, texts: list[str]) -> list[str]:
-        """(MusicLM has seen to it.)"""
+        """(MusicLM has seen to it that someone reads them.)"""
+        if not all(text.strip() for text in texts):
+            raise ValueError("an empty text says nothing of what is to be heard: give words behind --text")
         return texts
 
     def make(self, which: Sequence[int], seed: int) -> list[Sound]:

@@ -189,9 +189,10 @@ class PretrainedAudioTransformer(PretrainedTower):
     def forward(
         self,
         x: Float[Tensor, "b n"],
-        lengths: Lengths | None = None,
         force_no_patch_dropout: bool = False,
         return_all_layers: bool = False,
+        *,
+        lengths: Lengths | None = None,
         generator: torch.Generator | None = None,
     ) -> Pooled | PooledLayers:
         """As an `AudioSpectrogramTransformer` takes it, but that nothing is changed or left out in training."""

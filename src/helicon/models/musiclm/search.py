@@ -8,7 +8,7 @@ Recordings are cut into clips, each with a latent, and one fits as well as its b
 A file is read again only if its size or date has changed. `index.json` is replaced last, in one rename: a kill leaves the index there was.
 One process at a time fills an index; another waits for it, and goes on from what it left.
 
-Letters: c clips, d features of a latent, q queries, r recordings.
+Letters: c clips, f clips with finite latents, d features of a latent, q queries, r recordings.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import network_hash, write_whole
 from helicon.models.musiclm.clips import Clips, FilePart, Heard, Part, gathered, parts_of
 from helicon.models.musiclm.mulan import MuLaN
-from helicon.nn.capture import evaluating
 from helicon.nn.network import Network, load_state
 
 logger = logging.getLogger(__name__)
@@ -43,6 +42,7 @@ logger = logging.getLogger(__name__)
 CLIP_SECONDS = 10.0  # as in the paper
 CLIPS_AT_ONCE = 256  # that are read before their latents are kept, and the rest of the last recording
 FORMAT = 2
+NOT_FINITE = "what the network makes of it is not finite"
 INDEX_FILE, LOCK_FILE = "index.json", ".lock"
 
 Latents = Float[Tensor, "c d"]
@@ -92,6 +92,7 @@ class SoundIndex:
         self.begins: list[list[float]] = []  # of the clips of each
         self.durations: list[float] = []  # of each, to the end of its last clip
         self.bad: dict[Part, str] = {}  # what cannot be read, and why
+        self._in_part: dict[str, str] = {}  # recordings of which some clips cannot be read, and why
         self._blocks: list[Latents] = []
         self._num_unsaved = 0  # clips, bad files, and recordings left out
         self._read_hash = ""  # of the index file that all this is from
@@ -139,6 +140,7 @@ class SoundIndex:
             progress: called with the number of recordings read, and of all that are to be.
         """
         parts, gone = parts_of(source)
+        self._in_part = {}
         is_kept = self.folder is not None and not isinstance(source, SyntheticSounds)
         with self._alone() if is_kept else nullcontext():
             known, wanted = {*self.parts}, {*parts}
@@ -164,7 +166,8 @@ class SoundIndex:
             raise ValueError(
                 f"none of the {len(bad)} files can be read, for example {path} ({reason}): check the format and the path of the data"
             )
-        tell_bad(bad)
+        _tell("skipped", bad)
+        _tell("heard in part", self._in_part)
         num_kept = len(known & wanted)
         return Updated(len(self) - num_kept, num_kept, bad)
 
@@ -203,7 +206,7 @@ class SoundIndex:
                 for read, batch in loader.validation():
                     none = torch.zeros(0, self.mulan.dim_latent)
                     latents = none if batch is None else self._embed(batch["audio"], batch["audio_lengths"]).cpu()
-                    heard.append((read, latents))
+                    heard.append(_comparable(read, latents))
                     tell(clips.num_whole(read[-1].clip + 1))
         finally:
             self._take(clips, [one for read, _ in heard for one in read], [latents for _, latents in heard])
@@ -225,6 +228,7 @@ class SoundIndex:
         found = [number for number in range(num_whole) if begins[number]]
         num_clips = sum(len(begins[number]) for number in found)
         bad = {clips.parts[number]: problems[number] for number in range(num_whole) if not begins[number]}
+        self._in_part |= {clips.parts[number].name: problems[number] for number in found if number in problems}
         if num_clips:
             self._blocks.append(torch.cat([*latents])[:num_clips])
         self.parts += [clips.parts[number] for number in found]
@@ -237,7 +241,7 @@ class SoundIndex:
     def _embed(self, waves: Float[Tensor, "c n"], lengths: Int[Tensor, " c"]) -> Latents:
         device = self.mulan.device
         is_cuda = device.type == "cuda"
-        with evaluating(self.mulan), torch.autocast(device.type, torch.bfloat16, enabled=is_cuda):
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_cuda):
             # (Lengths that are all the whole are left out: to mask costs time.)
             is_padded = bool((lengths < waves.shape[1]).any())
             return self.mulan.get_audio_latents(waves.to(device), lengths.to(device) if is_padded else None).float()
@@ -263,6 +267,8 @@ class SoundIndex:
             raise ValueError(f"{part.name}: {clips.problems[0]}")
         latents = [self._embed(sample["audio"][None], torch.tensor([sample["audio_lengths"]])) for sample in samples]
         whole = F.normalize(torch.cat(latents).mean(dim=0), dim=0)
+        if not whole.isfinite().all():
+            raise ValueError(f"{part.name}: {NOT_FINITE}")
         num_own = sum(other.name == part.name for other in self.parts)
         found = self.nearest(whole[None], top + num_own)[0]
         return [other for other in found if other.name != part.name][:top]
@@ -271,7 +277,7 @@ class SoundIndex:
         """Latents to compare with those of the clips."""
         if isinstance(texts, str) or not texts or not all(text.strip() for text in texts):
             raise ValueError(f"texts={texts!r}: give a list of texts that have words in them")
-        with torch.inference_mode(), evaluating(self.mulan):
+        with torch.inference_mode():
             return self.mulan.get_text_latents(raw_texts=list(texts)).float().cpu()
 
     def nearest(self, queries: Float[Tensor, "q d"], top: int = 10) -> list[list[Found]]:
@@ -411,7 +417,15 @@ def _held(network: Network) -> MuLaN | None:
     return next(filter(None, map(_held, network.stages().values())), None)
 
 
-def tell_bad(bad: Mapping[str, str]) -> None:
-    for number, (name, reason) in enumerate(bad.items()):
+def _comparable(read: Sequence[Heard], latents: Latents) -> tuple[list[Heard], Float[Tensor, "f d"]]:
+    """Clips whose latents are not finite are as good as unreadable."""
+    is_finite = latents.isfinite().all(dim=1)
+    is_good = iter(is_finite.tolist())  # of those that could be read
+    checked = [one if one.problem is not None or next(is_good) else replace(one, problem=NOT_FINITE) for one in read]
+    return checked, latents[is_finite]
+
+
+def _tell(what: str, problems: Mapping[str, str]) -> None:
+    for number, (name, reason) in enumerate(problems.items()):
         level = logging.WARNING if number < NUM_BAD_FILES_TOLD else logging.DEBUG
-        logger.log(level, "skipped %s", f"{name}: {reason}".encode(errors="backslashreplace").decode())
+        logger.log(level, "%s %s", what, f"{name}: {reason}".encode(errors="backslashreplace").decode())

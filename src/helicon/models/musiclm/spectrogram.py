@@ -50,7 +50,10 @@ class LogMel:
             )
         if self.power <= 0:
             raise ValueError(f"spec_power={self.power} must be more than 0: 1 for magnitudes, 2 for powers")
-        mel_filterbank(self.sample_hz, self.n_fft, self.n_mels, self.f_min, self.f_max)  # which refuses empty bands
+        try:
+            mel_filterbank(self.sample_hz, self.n_fft, self.n_mels, self.f_min, self.f_max)
+        except ValueError as error:  # of empty bands, say
+            raise ValueError(str(error).replace("n_fft", "spec_n_fft")) from error
 
     @property
     def scale(self) -> float:
@@ -97,6 +100,7 @@ class Augmentation:
     stretch    a clip is played at a speed between this and 1, from a random moment on, and keeps its length
     freq_mask  up to so many neighbouring bands are hidden, half of them at most
     time_mask  up to so many neighbouring frames are hidden, half of the clip's at most
+    noise      white noise is added to a wave, up to this part of the clip's own level
 
     What is hidden has level 0. At least a quarter of every spectrum stays.
     """
@@ -105,6 +109,7 @@ class Augmentation:
     freq_mask: int
     time_mask: int
     n_mels: int
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if not LARGEST_MASK <= self.stretch <= 1:
@@ -118,6 +123,23 @@ class Augmentation:
             )
         if self.time_mask < 0:
             raise ValueError(f"spec_aug_time_mask={self.time_mask} cannot be negative: give 0 for no mask")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(
+                f"spec_aug_noise={self.noise} is the loudest noise, as a part of a clip's own level: give 0 (none) to 1"
+            )
+
+    def noisy(
+        self, waves: Float[Tensor, "b n"], lengths: Lengths | None = None, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "b n"]:
+        """Waves with their noise, of which the first `lengths` samples count; before their levels are taken."""
+        if not self.noise:
+            return waves
+        if lengths is not None:
+            waves = torch.where(before(lengths, waves.shape[1]), waves, 0.0)
+        own = waves.shape[1] if lengths is None else lengths[:, None].clamp(min=1)
+        level = (waves.square().sum(dim=1, keepdim=True) / own).sqrt()
+        part = self.noise * torch.rand(len(waves), 1, device=waves.device, generator=generator)
+        return waves + part * level * torch.randn(waves.shape, device=waves.device, generator=generator)
 
     def __call__(
         self,

@@ -3,7 +3,7 @@
 Letters: b batch, n samples, t tokens, d features of a latent, s shown.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from helicon.engine.task import Batch, Loss, Task, Update
-from helicon.models.musiclm.mulan import Latents, MuLaN, ids_of_texts, ids_of_tokens
+from helicon.models.musiclm.mulan import Latents, MuLaN, check_chunk_size
+from helicon.models.musiclm.towers import TextTransformer
 from helicon.quantize.rows import num_ranks
 
 MULTIPLE = 16  # tokens to which texts are padded, so that batches have few different shapes
@@ -28,12 +29,12 @@ class Pairs(NamedTuple):
 
     audio: Float[Tensor, "b d"]
     text: Float[Tensor, "b d"]
-    captions: list[Hashable]  # equal where the texts are
+    captions: list[int]  # equal where the texts are
 
 
 class MuLaNTask(Task):
     """Batches hold "audio" `[b, n]` at the network's rate (with "audio_lengths" `[b]` where sounds are shorter), and "texts", or their
-    "text_token_ids" `[b, t]` with -1 past the end."""
+    "text_token_ids" `[b, t]` with -1, or the `pad_id` of the network, past the end."""
 
     model: MuLaN
     unit = "pairs"
@@ -44,6 +45,7 @@ class MuLaNTask(Task):
             chunk_size: see `MuLaN.forward`.
         """
         super().__init__(mulan)
+        check_chunk_size(chunk_size)
         # (The losses are small, and talk to other processes.)
         self.compiled = {"model": (mulan.audio, mulan.text)}
         self.chunk_size = chunk_size
@@ -53,7 +55,7 @@ class MuLaNTask(Task):
     def weight(self, batch: Batch) -> float:
         """Pairs. One alone counts nothing, as there is no loss of it: the last of a validation set, say."""
         count = len(batch["audio"])
-        if self.model.training:
+        if self.model.training and num_ranks() > 1:
             self._check_equal(count)
         compared = count * num_ranks() if self.model.training else count
         return float(count) if compared > 1 else 0.0
@@ -73,21 +75,20 @@ class MuLaNTask(Task):
     def read(self, batch: Batch) -> Batch:
         sounds: Batch = {name: batch[name] for name in ("audio", "audio_lengths") if name in batch}
         if "texts" in batch:
-            ids = ids_of_texts(batch["texts"]).to(self.model.device)
-            return {**sounds, **self.model.read_texts(batch["texts"], MULTIPLE), "caption_ids": ids}
+            read = self.model.read_texts(batch["texts"], MULTIPLE)
+            ids = self.model.caption_ids(read["texts"], batch["texts"], read["text_mask"])
+            return {**sounds, **read, "caption_ids": ids}
         if "text_token_ids" not in batch:
             raise ValueError(
                 "these sounds have no texts, and MuLaN learns what belongs together: say where the texts are with "
                 'captions="column", "beside" or "folder"'
             )
-        tokens = batch["text_token_ids"]
-        mask = tokens >= 0
-        return {
-            **sounds,
-            "texts": tokens.clamp(min=0),
-            "text_mask": mask,
-            "caption_ids": ids_of_tokens(tokens, mask),
-        }
+        tokens, reader = batch["text_token_ids"], self.model.text
+        if not isinstance(reader, TextTransformer):
+            raise ValueError(f"a {type(reader).__name__} reads texts, and not ids of tokens: give it texts")
+        mask = reader.are_tokens(tokens)
+        ids = self.model.caption_ids(tokens, text_mask=mask)
+        return {**sounds, "texts": tokens.clamp(min=0), "text_mask": mask, "caption_ids": ids}
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
         return self._pass(batch, chunk_size=self.chunk_size, caption_ids=batch["caption_ids"])
@@ -108,7 +109,7 @@ class MuLaNTask(Task):
         read = self.read(batch)
         audio, text = self._embedded(read)
         if self._kept is not None:
-            self._kept.append(Pairs(audio.last.cpu(), text.last.cpu(), _captions(batch)))
+            self._kept.append(Pairs(audio.last.cpu(), text.last.cpu(), read["caption_ids"].tolist()))
         is_alone = len(audio.last) < 2
         return Loss(
             audio.last.new_zeros(()) if is_alone else self.model.contrast(audio, text, caption_ids=read["caption_ids"])
@@ -136,7 +137,7 @@ class MuLaNTask(Task):
 
     def present(self, batch: Batch, samples: Mapping[str, Any]) -> Mapping[str, Callable[[Path], object]]:
         """The similarities as a picture, and which captions each sound is most similar to."""
-        captions = [str(caption) for caption in _captions(batch)]
+        captions = _captions(batch)
         files: dict[str, Callable[[Path], object]] = {}
         for name, similarities in samples.items():
             files[f"similarities-{name}.png"] = similarity_picture(similarities).save
@@ -148,10 +149,10 @@ def _write(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _captions(batch: Batch) -> list[Hashable]:
+def _captions(batch: Batch) -> list[str]:
     if "texts" in batch:
         return list(batch["texts"])
-    return [tuple(token for token in row if token >= 0) for row in batch["text_token_ids"].tolist()]
+    return [str(tuple(token for token in row if token >= 0)) for row in batch["text_token_ids"].tolist()]
 
 
 def similarity_picture(similarities: Float[Tensor, "s s"]) -> Image.Image:

@@ -113,6 +113,7 @@ class AudioSpectrogramTransformer(Tower):
         spec_aug_time_mask: int = 80,
         patch_dropout_prob: float = 0.25,
         *,
+        spec_aug_noise: float = 0.0,
         sample_hz: int = 16000,
         n_mels: int = 128,
         f_min: float = 0.0,
@@ -132,6 +133,7 @@ class AudioSpectrogramTransformer(Tower):
             spec_aug_stretch_factor, spec_aug_freq_mask, spec_aug_time_mask: see `Augmentation`; 1, 0 and 0 for none. A quarter of the
                 bands where nothing is said.
             patch_dropout_prob: the part of each clip's patches that is left out in training.
+            spec_aug_noise: see `Augmentation`. With it, what a codec makes of a sound is heard more like the sound.
             sample_hz: of the waves.
             n_mels, f_min, f_max: bands, and where they begin and end in Hz; at half of sample_hz where nothing is said.
             positions: "rotary", on both axes; or "bias", a learned function of how many bands and frames lie between two patches, added
@@ -161,7 +163,11 @@ class AudioSpectrogramTransformer(Tower):
             float(spec_power),
         )
         freq_mask = n_mels // 4 if spec_aug_freq_mask is None else spec_aug_freq_mask
-        self.augmentation = Augmentation(spec_aug_stretch_factor, freq_mask, spec_aug_time_mask, n_mels)
+        if accept_spec and spec_aug_noise:
+            raise ValueError(
+                f"spec_aug_noise={spec_aug_noise} is added to waves, and this network takes spectra (accept_spec=True): leave it out"
+            )
+        self.augmentation = Augmentation(spec_aug_stretch_factor, freq_mask, spec_aug_time_mask, n_mels, spec_aug_noise)
         self.to_token = nn.Linear(self.patch_height * self.patch_width, dim)
         self.frequency = nn.Embedding(self.rows, dim)
         nn.init.normal_(self.frequency.weight, std=0.5)  # about as large as what the patches say
@@ -190,14 +196,15 @@ class AudioSpectrogramTransformer(Tower):
     def forward(
         self,
         x: Float[Tensor, "b n"] | Float[Tensor, "b t f"],
-        lengths: Lengths | None = None,
         force_no_patch_dropout: bool = False,
         return_all_layers: bool = False,
+        *,
+        lengths: Lengths | None = None,
         generator: torch.Generator | None = None,
     ) -> Pooled | PooledLayers:
         """Of each clip the first `lengths` samples (frames of a spectrum) count, and what comes after changes nothing; a clip of none
         is a patch of silence. What is random in training comes from the generator, or from torch's own."""
-        levels, frames = self._levels(x, lengths)
+        levels, frames = self._levels(x, lengths, generator)
         if self.training:
             levels = self.augmentation(levels, frames, generator)
         patches = patched(levels, self.patch_height, self.patch_width)
@@ -218,7 +225,9 @@ class AudioSpectrogramTransformer(Tower):
             where = {"bias": self.offset_bias(grid, self.rows, columns)}
         return self._summary(tokens, is_real, lambda tokens: mean_of(tokens, is_real), return_all_layers, **where)
 
-    def _levels(self, x: Tensor, lengths: Tensor | None) -> tuple[Float[Tensor, "b t f"], Lengths | None]:
+    def _levels(
+        self, x: Tensor, lengths: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Float[Tensor, "b t f"], Lengths | None]:
         if x.ndim != (3 if self.accept_spec else 2):
             raise ValueError(
                 f"x has {x.ndim} dimensions: this network takes {'spectra' if self.accept_spec else 'waves [b, n]'}, "
@@ -228,7 +237,8 @@ class AudioSpectrogramTransformer(Tower):
             levels = self._checked_spectra(x)
             levels = levels if lengths is None else silent_after(levels, lengths)
         else:
-            levels = self.log_mel(x, lengths)
+            waves = self.augmentation.noisy(x, lengths, generator) if self.training else x
+            levels = self.log_mel(waves, lengths)
             lengths = None if lengths is None else self.log_mel.num_frames(lengths)
         if levels.shape[1] == 0:
             levels = levels.new_full((len(levels), 1, self.n_mels), SILENCE)
@@ -341,6 +351,10 @@ class TextTransformer(Tower):
         mask = before(torch.tensor([len(row) for row in rows]), ids.shape[1])
         return {"x": sent(ids, self.device), "mask": sent(mask, self.device)}
 
+    def are_tokens(self, ids: Int[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+        """Which ids are those of tokens: not `pad_id`, and not the -1 that stands past the end of a row in a batch."""
+        return (ids >= 0) & (ids != self.pad_id)
+
     def check_ids(self, ids: Int[Tensor, "b n"]) -> None:
         """Raises where there are ids that this network does not know; for ids on the host, as a device would have to be waited for."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_tokens:
@@ -362,7 +376,7 @@ class TextTransformer(Tower):
             raise ValueError(f"{x.shape[1]} tokens are more than max_seq_len={self.max_seq_len}: give shorter texts")
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ids(x)
-        mask = x != self.pad_id if mask is None else mask
+        mask = self.are_tokens(x) if mask is None else mask
         front = self.summary_token.expand(len(x), 1, -1)
         tokens = torch.cat((front, self.embed(x)), dim=1)
         mask = F.pad(mask, (1, 0), value=True)

@@ -16,7 +16,7 @@ from helicon.engine.options import TrainerOptions
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.metrics.retrieval import Retrieval
-from helicon.models.musiclm.data import NAMES, CaptionedSource, collate_captioned
+from helicon.models.musiclm.data import NAMES, CaptionedSource, check_captions, collate_captioned
 from helicon.models.musiclm.mulan import MuLaN
 from helicon.models.musiclm.pretrained import (
     PretrainedAudioTransformer,
@@ -30,7 +30,9 @@ from helicon.models.text.pretrained import PretrainedTextEncoder
 BATCH_FIELDS = {
     "audio": Field(is_tensor(True, 2), "a float tensor [b, n]"),
     "texts": replace(TEXT, is_required=False),
-    "text_token_ids": Field(is_tensor(False, 2), "an integer tensor [b, t], -1 past the end", is_required=False),
+    "text_token_ids": Field(
+        is_tensor(False, 2), "an integer tensor [b, t], -1 (or the network's pad_id) past the end", is_required=False
+    ),
     "audio_lengths": Field(is_tensor(False, 1), "an integer tensor [b]", is_required=False),
 }
 
@@ -109,6 +111,8 @@ class MuLaNTrainer(Trainer):
             return source.at(mulan.sample_hz)
 
         found, held_out = find(folder if folder is not None else dataset), find(val_dataset)
+        if found is not None:
+            check_captions(found)
         if num_train_steps is None:
             if found is None:
                 raise ValueError("how long shall it learn? Of a train_dataloader give num_train_steps")
@@ -125,6 +129,8 @@ class MuLaNTrainer(Trainer):
             num_train_steps=num_train_steps,
             **options,
         )
+        if found is not None and self.feed.batch_size * self.runtime.world_size < 2:
+            raise ValueError("batch_size=1 leaves a pair nothing to be told from: give 2 or more")
         held_out = self.feed.val_dataset
         if held_out is not None and len(held_out) < 2:
             raise ValueError(

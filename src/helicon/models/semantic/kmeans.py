@@ -88,6 +88,10 @@ class KMeans(nn.Module):
             raise ValueError(
                 f"{self.codebook_size} clusters cannot be found in {len(frames)} frames: give more audio, or fewer clusters"
             )
+        if num_bad := int((~frames.isfinite()).any(dim=1).sum()):
+            raise ValueError(
+                f"{num_bad} of {len(frames)} frames are not finite: leave out the sounds they come from, or check the model"
+            )
         generator = torch.Generator().manual_seed(seed)
         with torch.autocast(self.centroids.device.type, enabled=False):
             self._scatter(frames, generator)
