@@ -14,7 +14,6 @@ from data.meshes import box, content_of, random_mesh, seeded, write
 from helicon.data.dataset import BadFile, unaugmented
 from helicon.data.mesh import (
     MESH_EXTENSIONS,
-    NUDGE,
     Mesh,
     MeshTransform,
     dequantize_coordinates,
@@ -26,6 +25,7 @@ from helicon.data.mesh import (
     tidy,
 )
 from helicon.data.mesh_data import mesh_data
+from helicon.nn.bins import NUDGE
 
 QUAD_BOX = """# a box\nv 0 0 0 0.5 0.5 0.5\nv 2 0 0\nv 2 1 0\nv 0 1 0\nv 0 0 1\nv 2 0 1\nv 2 1 1\nv 0 1 1\nvt 0 0\no box
 f 4 3 2 1\nf 5/1 6/1 7/1 8/1\nf 1//2 2//2 6//2 5//2\nf -6 -5 -1 -2\nf 1 5 8 4\nf 2 3 7 6\n"""

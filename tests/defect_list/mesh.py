@@ -296,8 +296,8 @@ DEFECTS = [
         (
             Edit(
                 TRANSFORMER,
-                HOLD,
-                f"{HOLD}        if autoencoder is not None:\n            autoencoder.requires_grad_(False)\n",
+                "autoencoder = copy.deepcopy(autoencoder).requires_grad_(False)",
+                "autoencoder = autoencoder.requires_grad_(False)",
             ),
         ),
         (f"{OF_TRANSFORMER}::test_the_tokenizer_is_used_and_left_as_it_is",),
@@ -320,8 +320,8 @@ DEFECTS = [
         (
             Edit(
                 BINS,
-                'values: Float[Tensor, "*shape"], num_discrete: int, continuous_range: tuple[float, float]\n',
-                'values: Float[Tensor, "*shape"], num_discrete: int, continuous_range=tuple[float, float]\n',
+                'values: Float[Tensor, "*shape"], num_discrete: int, continuous_range: tuple[float, float], nudge',
+                'values: Float[Tensor, "*shape"], num_discrete: int, continuous_range=tuple[float, float], nudge',
             ),
         ),
         ("nn/test_bins.py::test_the_range_must_be_said",),

@@ -24,15 +24,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from helicon.data.dataset import BadFile
-from helicon.nn.bins import discretize, undiscretize
+from helicon.nn.bins import NUDGE, discretize, undiscretize
 
 MESH_EXTENSIONS = ("obj", "glb", "ply", "stl", "off")
 TEXT_EXTENSIONS = ("obj", "off")
 QUAD_EXTENSIONS = TEXT_EXTENSIONS  # whose quads are kept: the other readers cut them into triangles
 PADDING = -1  # of faces and edges
-# Of a bin, by which vertices are shifted before they are put into one. The middle of a mesh, where symmetric ones have many
-# vertices, is the border of two bins: without this, errors of rounding there would tear them apart.
-NUDGE = 1e-3
+CUBE = (-1.0, 1.0)
 
 # What trimesh raises for damaged and foreign files: its readers are many, and each fails in its own way.
 READING_ERRORS = (
@@ -63,7 +61,7 @@ class Mesh:
 def quantize_coordinates(
     coordinates: Float[Tensor, "*shape"],
     num_discrete_coors: int = 128,
-    continuous_range: tuple[float, float] = (-1.0, 1.0),
+    continuous_range: tuple[float, float] = CUBE,
 ) -> Int[Tensor, "*shape"]:
     """The bin each number is in: `num_discrete_coors` equal ones; what is outside of the range is in the first or last."""
     return discretize(coordinates, num_discrete_coors, continuous_range)
@@ -72,7 +70,7 @@ def quantize_coordinates(
 def dequantize_coordinates(
     bins: Int[Tensor, "*shape"],
     num_discrete_coors: int = 128,
-    continuous_range: tuple[float, float] = (-1.0, 1.0),
+    continuous_range: tuple[float, float] = CUBE,
 ) -> Float[Tensor, "*shape"]:
     """The centres of the bins: at most half a bin from what was there."""
     return undiscretize(bins, num_discrete_coors, continuous_range)
@@ -85,6 +83,15 @@ def fit_to_cube(vertices: Float[Tensor, "v 3"]) -> Float[Tensor, "v 3"]:
     return (vertices - (low + high) / 2) / torch.where(half > 0, half, 1)
 
 
+def moved_to_range(
+    vertices: Float[Tensor, "v 3"], old: tuple[float, float], new: tuple[float, float]
+) -> Float[Tensor, "v 3"]:
+    """From the cube that one range of coordinates spans to that of another."""
+    if old == new:
+        return vertices
+    return (vertices - old[0]) / (old[1] - old[0]) * (new[1] - new[0]) + new[0]
+
+
 def tidy(mesh: Mesh, num_discrete_coors: int = 128) -> Mesh:
     """The mesh of the bins' centres in the one order; vertices no face has are gone, and there may be no faces left.
 
@@ -92,8 +99,7 @@ def tidy(mesh: Mesh, num_discrete_coors: int = 128) -> Mesh:
     other way round are the other side, which stays.) Vertices are in [-1, 1] already.
     """
     _check_resolution(num_discrete_coors)
-    nudged = mesh.vertices.double() + NUDGE * 2 / num_discrete_coors
-    x, y, z = quantize_coordinates(nudged, num_discrete_coors).unbind(dim=1)
+    x, y, z = discretize(mesh.vertices.double(), num_discrete_coors, CUBE, NUDGE).unbind(dim=1)
     places, to_place = torch.unique((z * num_discrete_coors + y) * num_discrete_coors + x, return_inverse=True)
     planes, x = places // num_discrete_coors, places % num_discrete_coors
     bins = torch.stack([x, planes % num_discrete_coors, planes // num_discrete_coors], dim=1)

@@ -105,9 +105,10 @@ MESH_FIELDS = {
 
 
 class TensorMeshes(View):
-    """A user's own dataset of vertices and faces. They are put in order like any other, so edges are found anew."""
+    """A user's own dataset of vertices and faces. They are put in order like any other, so edges are found anew; only where
+    `augment` asks for it are they changed at random."""
 
-    def __init__(self, dataset: Any, transform: MeshTransform, augment: bool = True):
+    def __init__(self, dataset: Any, transform: MeshTransform, augment: bool = False):
         super().__init__(dataset)
         self.transform, self.augment = transform, augment
 
@@ -158,7 +159,7 @@ def mesh_data(
     transform: MeshTransform = MeshTransform(),  # noqa: B008 (it is frozen)
     *,
     captions: CaptionSource | None = None,
-    augment: bool = True,
+    augment: bool | None = None,
     exts: Sequence[str] = MESH_EXTENSIONS,
     mesh_column: str | None = None,
     text_column: str = "text",
@@ -168,21 +169,23 @@ def mesh_data(
 
     `source` is a folder, a manifest (.jsonl, .csv, .parquet with a column `path`), a Hugging Face dataset (column `mesh`)
     or a torch Dataset, whose samples are routed by `ds_fields` or by type. `captions` says where the text is: in the
-    "column" `text_column`, in a file "beside" each mesh, or in the name of its "folder". `collate_meshes` makes batches.
+    "column" `text_column`, in a file "beside" each mesh, or in the name of its "folder". `augment` changes meshes at random;
+    left out, those of files, and not those of a torch Dataset. `collate_meshes` makes batches.
     """
+    augment_files = augment is not False
     if isinstance(source, (str, Path)):
         path = Path(source).expanduser()
         columns = (mesh_column or "path", *((text_column,) if captions == "column" else ()))
         files = find_files(path, exts) if path.is_dir() or not path.suffix else read_manifest(path, columns)
-        meshes = MeshFiles(files, transform, augment)
+        meshes = MeshFiles(files, transform, augment_files)
         return CaptionedMeshes(meshes, captions_of(files, captions, text_column)) if captions else View(meshes)
     if hasattr(source, "column_names"):
-        return _from_columns(source, transform, augment, captions, mesh_column or "mesh", text_column)
+        return _from_columns(source, transform, augment_files, captions, mesh_column or "mesh", text_column)
     if captions is not None:
         raise ValueError(f"captions={captions!r} is for files and columns: let the dataset itself return the texts")
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise ValueError(f"a {type(source).__name__} is no source of meshes: give a folder, a manifest or a dataset")
-    return TensorMeshes(Routed(source, MESH_FIELDS, ds_fields), transform, augment)
+    return TensorMeshes(Routed(source, MESH_FIELDS, ds_fields), transform, bool(augment))
 
 
 def _from_columns(

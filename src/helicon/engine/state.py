@@ -47,7 +47,11 @@ RUN_CONTENTS = {
     *(CHECKPOINTS_FOLDER, STAGES_FOLDER, "samples", "tensorboard"),
     *("recipe.yaml", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
 }
-BEFORE_A_STEP = {"recipe.yaml", "bad_files.txt", LOCK_FILE}  # what is left of a run that failed before it had learned anything
+BEFORE_A_STEP = {
+    "recipe.yaml",
+    "bad_files.txt",
+    LOCK_FILE,
+}  # what is left of a run that failed before it had learned anything
 
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:

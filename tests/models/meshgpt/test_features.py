@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from helicon.data.mesh import quantize_coordinates
+from helicon.data.mesh_data import collate_meshes
+from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.models.meshgpt.features import (
     FaceEmbedding,
     area_vectors,
@@ -92,3 +94,60 @@ def test_only_the_coordinates_change_when_a_face_is_moved():
     assert torch.equal(found.faces[..., 90:], moved.faces[..., 90:])
     assert not torch.equal(found.corners, moved.corners)
     assert not torch.equal(found.faces[..., 90:], embed(RIGHT_TRIANGLE.flip(2) / 4).faces[..., 90:])  # the other side
+
+
+def square_boxes(count: int) -> list[dict[str, torch.Tensor]]:
+    """With two square sides each, which their triangles cut at 45 degrees, anywhere on a grid of 64 places a side."""
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.cartesian_prod(*[torch.tensor([0, 1])] * 3)
+    found = []
+    for _ in range(count):
+        width, height = torch.randint(1, 31, (2,), generator=generator).tolist()
+        start = torch.randint(0, 32, (3,), generator=generator)
+        places = start + corners * torch.tensor([width, height, width])[torch.randperm(3, generator=generator)]
+        sides = torch.tensor([[0, 1, 3, 2], [4, 5, 7, 6], [0, 1, 5, 4], [2, 3, 7, 6], [0, 2, 6, 4], [1, 3, 7, 5]])
+        found.append(
+            {"vertices": (places + 0.5) / 32 - 1, "faces": torch.cat((sides[:, :3], sides[:, [0, 2, 3]]))},
+        )
+    return found
+
+
+@pytest.mark.parametrize("meshes", ["furniture", "quads", "boxes"])
+def test_a_face_has_the_same_bins_alone_and_in_a_batch(meshes: str):
+    """45 degrees are the border of two bins out of 128, and arithmetic rounds differently in batches of different sizes."""
+    torch.manual_seed(0)
+    size, quads = (128, 2), meshes == "quads"
+    embed = FaceEmbedding(
+        num_corners=3 + quads, continuous_range=(-1.0, 1.0), coordinates=size, angles=size, area=size, normals=size
+    )
+    furniture = SyntheticMeshes(96, 1, num_discrete_coors=64, quads=quads, edges=False)
+    given = square_boxes(96) if meshes == "boxes" else [furniture[index] for index in range(96)]
+    for start in range(0, 96, 16):
+        some = given[start : start + 16]
+        batch = collate_meshes(some)
+        rows = torch.arange(len(some))[:, None, None]
+        together = embed(batch["vertices"][rows, batch["faces"].clamp(min=0)]).faces
+        for mesh, row in zip(some, together, strict=True):
+            alone = embed(mesh["vertices"][mesh["faces"]][None]).faces[0]
+            assert torch.equal(row[: len(alone)], alone)
+
+
+@pytest.mark.parametrize("num_discrete", [32, 100, 126, 127, 128])
+def test_common_angles_and_normals_are_off_the_borders_of_bins(num_discrete: int):
+    embed = FaceEmbedding(
+        num_corners=3,
+        continuous_range=(-1.0, 1.0),
+        coordinates=(64, 1),
+        angles=(num_discrete, 1),
+        area=(num_discrete, 1),
+        normals=(num_discrete, 1),
+    )
+    bent = [
+        [[0.0, 0, 0], [1, 0, 0], [0, 1, 0]],
+        [[0, 0, 0], [1, 0, 0], [0.5, 3**0.5 / 2, 0]],
+        [[0, 0, 0], [1, 0, 1], [0, 1, 0]],
+    ]
+    corners = torch.tensor(bent)[None] / 4
+    noise = 1e-7 * torch.randn(200, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    features = embed(corners + noise).faces[..., 9:]  # behind the coordinates
+    assert torch.equal(features, embed(corners).faces[..., 9:].expand_as(features))

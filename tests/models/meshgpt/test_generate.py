@@ -88,7 +88,7 @@ def test_drawing_is_recomputing(options, sampling):
             seed=SEED,
             **given,
             **guidance,
-            **{"filter_thres": None, **sampling},
+            **{"filter_thres": 0, **sampling},
         )
         assert codes.shape[2] == 3 and codes.shape[1] % 3 == 0
         plain = [Plain(network, row, sampling, noise, **given) for row in range(3)]
@@ -105,7 +105,7 @@ def test_faces_of_four_and_tokens_without_faces(tokenizer, sampling):
     k = network.tokens_per_face
     prompt, noise = codes_of(2, 0, 1, tokens=k), noise_for(network, 3, 20)
     codes = network.generate(
-        prompt, texts=TEXTS, return_codes=True, max_seq_len=3 * k, seed=SEED, **{"filter_thres": None, **sampling}
+        prompt, texts=TEXTS, return_codes=True, max_seq_len=3 * k, seed=SEED, **{"filter_thres": 0, **sampling}
     )
     assert codes.shape[2:] == (() if network.is_flat else (3,))
     expected = [Plain(network, row, sampling, noise, texts=TEXTS).mesh(rows_of(prompt)[row], 3) for row in range(3)]
@@ -115,7 +115,7 @@ def test_faces_of_four_and_tokens_without_faces(tokenizer, sampling):
 @torch.no_grad()
 def test_rows_end_between_faces_and_none_is_empty():
     network = ending(build())
-    codes = network.generate(batch_size=40, return_codes=True, seed=0, filter_thres=None)
+    codes = network.generate(batch_size=40, return_codes=True, seed=0, filter_thres=0)
     lengths = [len(row) for row in rows_of(codes)]
     assert codes.max() < BINS and min(lengths) == 9 and len(set(lengths)) > 3 and max(lengths) <= 99
     assert all(length % 9 == 0 for length in lengths)
@@ -152,7 +152,7 @@ def test_the_limit_is_in_tokens_and_whole_faces():
 @torch.no_grad()
 def test_meshes_are_what_the_tokenizer_makes_of_the_codes():
     tokenizer = ToyTokenizer().train()
-    network, asked = ending(build(tokenizer)), {"batch_size": 6, "seed": 1, "filter_thres": None}
+    network, asked = ending(build(tokenizer)), {"batch_size": 6, "seed": 1, "filter_thres": 0}
     codes = network.generate(**asked, return_codes=True)
     coordinates, mask = network.generate(**asked)
     assert coordinates.shape == (6, codes.shape[1] // 3, 3, 3) and mask.shape == coordinates.shape[:2]
@@ -178,7 +178,7 @@ def test_meshes_are_what_the_tokenizer_makes_of_the_codes():
 def test_on_face_sees_each_new_face_once(tokenizer):
     network, seen = ending(build(ToyTokenizer(**tokenizer))), []
     prompt = codes_of(2, 1, tokens=network.tokens_per_face)
-    asked = {"seed": 3, "return_codes": True, "filter_thres": None}
+    asked = {"seed": 3, "return_codes": True, "filter_thres": 0}
     each = (2, 1) if network.is_flat else (2, 3, 3)
     for most in (99, 3 * network.tokens_per_face):
         seen.clear()
@@ -234,6 +234,8 @@ def test_one_text_or_prompt_is_for_all_rows():
         network.generate(cond_scale=3.0)
     with pytest.raises(ValueError, match="batch_size=0"):
         network.generate(batch_size=0)
+    with pytest.raises(ValueError, match="prompts, texts and num_faces must not be empty"):
+        network.generate(texts=[])
     with pytest.raises(ValueError, match="the prompt holds 8, and the codes are 0 to 7"):
         network.generate(torch.full((1, 9), BINS))
 
@@ -244,8 +246,9 @@ def test_a_number_of_faces_can_be_asked_for():
     asked = {"return_codes": True, "temperature": 0.0, "max_seq_len": 45}
     few, many = (network.generate(num_faces=count, **asked) for count in (3, 300))
     assert rows_of(few) != rows_of(many) and rows_of(network.generate(**asked)) not in (rows_of(few), rows_of(many))
-    both = network.generate(num_faces=torch.tensor([3, 300]), **asked)
-    assert rows_of(both) == rows_of(few) + rows_of(many)
+    for counts in (torch.tensor([3, 300]), [3, 300]):
+        assert rows_of(network.generate(num_faces=counts, **asked)) == rows_of(few) + rows_of(many)
+    assert rows_of(network.generate(num_faces=[3], batch_size=2, **asked)) == rows_of(few) * 2
     with pytest.raises(ValueError, match="must be at least 1"):
         network.generate(num_faces=0)
 
@@ -268,6 +271,14 @@ def top_k() -> None:
 )
 def test_filters_of_other_packages(function, keywords, expected):
     assert filters(function, keywords, filter_thres=0.7, top_k=None, top_p=None) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, 0.9), ({"top_k": 5}, None), ({"top_p": 0.5}, None), ({"filter_thres": 0}, 0)]
+)
+def test_a_filter_that_is_asked_for_is_the_only_one(given: dict[str, Any], kept: float | None) -> None:
+    asked = {"filter_thres": None, "top_k": None, "top_p": None, **given}
+    assert filters(None, None, **asked) == {**asked, "filter_thres": kept}
 
 
 def test_other_filters_are_refused():

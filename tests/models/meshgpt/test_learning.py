@@ -1,5 +1,7 @@
-"""The mesh family really learns, on meshes it has never seen, to stated numbers."""
+"""The mesh family really learns, to stated numbers: on meshes it has never seen, and from captions it has."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ import helicon
 from helicon import MeshAutoencoder, MeshTransformer, registry
 from helicon.config import Recipe, load_recipe
 from helicon.data.mesh_data import collate_meshes
-from helicon.data.synthetic_meshes import KINDS, MeshAttributes, SyntheticMeshes, describe_mesh
+from helicon.data.synthetic_meshes import MeshAttributes, SyntheticMeshes, describe_mesh
 from helicon.metrics.mesh import triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled
 
-UNSEEN = 12345  # a seed that no recipe has
-LARGE = [kind for kind in KINDS if kind != "box"]  # from 28 to 76 faces
-HOW: dict[str, Any] = {"temperature": 0.5, "filter_thres": None, "seed": 1}
+OTHER = 12345  # a seed that no recipe has
+VARIED = ("table", "stool", "chair", "bench", "shelf", "lamp")  # of boxes, cylinders and buckets nearly all are seen
+HOW: dict[str, Any] = {"temperature": 0.5, "filter_thres": 0, "seed": 1}
 
 
 def read(recipe: str) -> Recipe:
@@ -29,16 +31,36 @@ def train(recipe: str, folder: Path) -> None:
     registry.build_trainer(read(recipe), results_folder=folder).train()
 
 
+def furniture(count: int, seed: int = OTHER, **choices: Any) -> SyntheticMeshes:
+    return SyntheticMeshes(count, seed, num_discrete_coors=64, edges=False, **choices)
+
+
+def never_seen(recipe: str, each: int) -> tuple[list[dict[str, Any]], list[MeshAttributes]]:
+    """So many meshes of each kind, all different, and none that the recipe trains on: most of another seed are, on so coarse a grid."""
+    mark = lambda mesh: (mesh["vertices"].numpy().tobytes(), mesh["faces"].numpy().tobytes())
+    trained = furniture(read(recipe).data["num_samples"], seed=0)
+    known = {mark(trained[index]) for index in range(len(trained)) if trained.attributes(index).kind in VARIED}
+
+    def new(data: SyntheticMeshes) -> Iterator[tuple[dict[str, Any], MeshAttributes]]:
+        for index in range(len(data)):
+            if mark(data[index]) not in known:
+                known.add(mark(data[index]))
+                yield data[index], data.attributes(index)
+
+    found = [pair for kind in VARIED for pair in islice(new(furniture(20_000, kinds=[kind])), each)]
+    assert len(found) == each * len(VARIED)
+    return [mesh for mesh, _ in found], [attributes for _, attributes in found]
+
+
 @pytest.mark.slow
 def test_the_autoencoder_gets_99_percent_of_unseen_triangles_right() -> None:
-    """Measured: 99.7 % of the triangles of furniture of eight kinds, in 75 seconds."""
+    """Measured: 99.8 % of the triangles of 150 pieces of furniture of six kinds, 36 to 76 faces each, after 45 to 75 seconds."""
     train("meshgpt/autoencoder-demo", Path("run"))
     network = helicon.load("run")
     assert isinstance(network, MeshAutoencoder)
-    unseen = SyntheticMeshes(160, UNSEEN, num_discrete_coors=64, edges=False, kinds=LARGE)
-    batch = collate_meshes([unseen[index] for index in range(len(unseen))])
+    batch = collate_meshes(never_seen("meshgpt/autoencoder-demo", 25)[0])
     counts = (batch["faces"] >= 0).all(dim=2).sum(dim=1)
-    assert int(counts.min()) >= 20 and int(counts.max()) <= 200 and len(set(batch["texts"])) >= 16
+    assert len(counts) >= 100 and int(counts.min()) >= 20 and int(counts.max()) <= 200
     with torch.no_grad():
         whole = network.eval()(batch["vertices"], batch["faces"], return_reconstruction=True)
     assert float(triangle_accuracy(whole.logits.argmax(dim=-1), whole.targets, whole.is_face)) >= 0.99
@@ -59,39 +81,35 @@ def transformer(tmp_path_factory: pytest.TempPathFactory) -> MeshTransformer:
     return network
 
 
-def furniture(count: int) -> SyntheticMeshes:
-    return SyntheticMeshes(count, UNSEEN, num_discrete_coors=64, edges=False)
-
-
-def share_right(made: tuple[Tensor, Tensor], asked: SyntheticMeshes) -> float:
-    """How many of the meshes are recognised as what they should be: the kind, the height and the footprint."""
+def is_right(made: tuple[Tensor, Tensor], wanted: list[MeshAttributes]) -> Tensor:
+    """Which of the meshes are recognised as what they should be: the kind, the height and the footprint."""
     meshes = [assembled(*mesh) for mesh in zip(*made, strict=True)]
     seen = [describe_mesh(mesh.vertices, mesh.faces) for mesh in meshes]
-    wanted: list[MeshAttributes] = [asked.attributes(index) for index in range(len(asked))]
-    return sum(one == it for one, it in zip(seen, wanted, strict=True)) / len(wanted)
-
-
-def captions(asked: SyntheticMeshes) -> list[str]:
-    return [asked.attributes(index).caption for index in range(len(asked))]
+    return torch.tensor([one == it for one, it in zip(seen, wanted, strict=True)])
 
 
 @pytest.mark.slow
 def test_the_transformer_makes_what_its_caption_says(transformer: MeshTransformer) -> None:
-    """Chance is one in 26. Measured: 90 of 100 (84 at temperature 0.7), and without a caption 2 of 40."""
-    asked = furniture(100)
-    assert share_right(transformer.generate(texts=captions(asked), **HOW), asked) >= 0.8
-    assert share_right(transformer.generate(batch_size=100, **HOW), asked) <= 0.2
+    """All 26 captions are trained on; chance is one in 26. Measured: 90 of 100 (84 at temperature 0.7), of which 36 are meshes
+    that it has seen; and without a caption 5."""
+    data = furniture(100)
+    asked = [data.attributes(index) for index in range(100)]
+    captions = [attributes.caption for attributes in asked]
+    assert is_right(transformer.generate(texts=captions, **HOW), asked).sum() >= 80
+    assert is_right(transformer.generate(batch_size=100, **HOW), asked).sum() <= 20
 
 
 @pytest.mark.slow
-def test_the_transformer_completes_half_a_mesh(transformer: MeshTransformer) -> None:
-    """Measured at temperature 0.7: 38 of 40 are recognised, of the halves alone 12."""
-    asked = furniture(60)
+def test_the_transformer_completes_half_a_mesh_it_has_never_seen(transformer: MeshTransformer) -> None:
+    """Measured: 110 of 120 are what they were (103 at temperature 0.7). Many a half can be told already; of the 46 that cannot, 42."""
+    meshes, asked = never_seen("meshgpt/compact-demo", 20)
     tokenizer = transformer.autoencoder
-    codes = [tokenizer.tokenize(mesh["vertices"], mesh["faces"]) for mesh in (asked[index] for index in range(60))]
+    codes = [tokenizer.tokenize(mesh["vertices"], mesh["faces"]) for mesh in meshes]
     prompt = pad_sequence([row[: len(row) // 2] for row in codes], batch_first=True, padding_value=-1)
-    made = transformer.generate(prompt, texts=captions(asked), return_codes=True, **HOW)
+    captions = [attributes.caption for attributes in asked]
+    made = transformer.generate(prompt, texts=captions, return_codes=True, **HOW)
     is_given = prompt >= 0
     assert torch.equal(made[:, : prompt.shape[1]][is_given], prompt[is_given])
-    completed, given = (share_right(tokenizer.decode_from_codes_to_faces(row), asked) for row in (made, prompt))
-    assert completed >= 0.85 and given <= 0.5
+    completed, given = (is_right(tokenizer.decode_from_codes_to_faces(row), asked) for row in (made, prompt))
+    assert completed.float().mean() >= 0.85
+    assert (~given).sum() >= 30 and completed[~given].float().mean() >= 0.75

@@ -34,9 +34,10 @@ A = ["--text", "a tall table"]
 SHORT = ["max_seq_len=120"]
 
 
-def autoencoder(quads: bool = False) -> MeshAutoencoder:
+def autoencoder(quads: bool = False, span: tuple[float, float] = (-1.0, 1.0)) -> MeshAutoencoder:
     torch.manual_seed(0)
     return MeshAutoencoder(
+        coor_continuous_range=span,
         encoder_dims_through_depth=(8, 10),
         decoder_dims_through_depth=(12, 12),
         dim_codebook=16,
@@ -237,6 +238,25 @@ def test_a_part_of_a_mesh_stays_where_it_is(made: Path) -> None:
     assert torch.equal(kept.vertices, tidy(part, 64).vertices) and len(kept.faces) == len(part.faces)
     (mesh,) = (made.mesh for made in maker.make([0], seed=1))
     assert len(mesh.faces) > len(part.faces)
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+def test_a_prompt_is_in_the_range_of_the_tokenizer(keep: float) -> None:
+    """Half of any mesh, or a part of one in the cube of that range, has the tokens of the same in another range."""
+    part = furniture(scale=1.0)
+    prompts = []
+    for span in ((-1.0, 1.0), (0.0, 3.0)):
+        low, high = span
+        vertices = (part["vertices"] + 1) / 2 * (high - low) + low
+        write_mesh(Path("part.obj"), Mesh(vertices, part["faces"]))
+        maker = MeshMaker(transformer(autoencoder(span=span)), prompt=Path("part.obj"), keep=keep)
+        prompts.append(maker.prompt)
+        vertices = maker.beginning().mesh.vertices
+        assert vertices.min() >= low and vertices.max() <= high
+    assert torch.equal(*prompts)
+    if keep == 1:
+        with pytest.raises(ValueError, match="is not in the cube from -1 to 1"):
+            MeshMaker(transformer(autoencoder()), prompt=Path("part.obj"))
 
 
 def test_a_mesh_without_faces_is_left_out_where_there_are_others(made: Path) -> None:

@@ -207,6 +207,9 @@ def test_codes_alone_are_learned_from() -> None:
     shaped = [row.view(-1, 2) for row in codes]
     by_name = losses(MeshTransformerTrainer(build(), Named(TEXTS, shaped), **{**LONG, "results_folder": "named"}))
     assert by_type == by_name
+    strange = {**LONG, "results_folder": "strange", "valid_frac": 0.0}
+    with pytest.raises(ValueError, match="code 17 is none of the tokenizer's, which are 0 to 8"):
+        losses(MeshTransformerTrainer(build(), Own([row + 9 for row in codes], TEXTS), **strange))
     with pytest.raises(ValueError, match="has no autoencoder to read meshes with"):
         MeshTransformerTrainer(build(), Own(VERTICES, FACES), **{**OPTIONS, "results_folder": "other"}).train()
     with pytest.raises(ValueError, match="has no autoencoder to read meshes with"):
@@ -256,7 +259,11 @@ def test_training_goes_on_as_before_after_a_validation_and_after_tokenizing(monk
     codes = trainer.tokenize(VERTICES[0], FACES[0])
     assert codes.shape == (3 * len(FACES[0]), 2) and network.training
     assert all(torch.equal(value, before[key]) for key, value in network.own_state().items())
-    assert torch.equal(trainer.ema_tokenizer(vertices=VERTICES[0], faces=FACES[0]), codes)
+    averaged = trainer.ema_tokenizer
+    assert torch.equal(averaged.tokenize(vertices=VERTICES[0], faces=FACES[0]), codes)
+    assert not averaged.training and not any(weight.requires_grad for weight in averaged.parameters())
+    assert all(weight.requires_grad for weight in network.parameters())
+    assert torch.equal(transformer(averaged).tokenize(VERTICES[0][None], FACES[0][None]).flatten(), codes.flatten())
     trainer.set_model_as_ema_model_()
     assert torch.equal(network.tokenize(VERTICES[0], FACES[0]), codes)
     without = {**OPTIONS, "results_folder": "without", "use_ema": False}
@@ -291,6 +298,57 @@ def test_quads_and_coordinates_follow_from_the_tokenizer() -> None:
     assert batch["faces"].shape[2] == 4
     bins = (batch["vertices"][0, batch["faces"][0, 0]] + 1) / 2 * 70 - 0.5
     assert torch.allclose(bins, bins.round(), atol=1e-3) and len(losses(trainer)) == 2
+
+
+@pytest.mark.parametrize("span", [(-0.5, 0.5), (0.0, 3.0)])
+def test_meshes_fill_the_range_of_the_tokenizer(folder: str, span: tuple[float, float]) -> None:
+    """Those that come in the cube from -1 to 1, too, and a user's own that come in any."""
+    tokenizer, usual = autoencoder(coor_continuous_range=span), autoencoder()
+    reads: dict[str, Any] = {
+        "folder": folder,
+        "own": Own(VERTICES, FACES),
+        "ready": furniture(8),
+        "synthetic": "synthetic",
+    }
+    for name, source in reads.items():
+        found, cube = (MeshSource(source, augment=False).at(each) for each in (tokenizer, usual))
+        for index in range(3):
+            vertices, faces = found[index]["vertices"], found[index]["faces"]
+            assert vertices.min() < span[0] + 0.02 * (span[1] - span[0]) and vertices.max() < span[1], name
+            moved = tokenizer(vertices[None], faces[None], return_reconstruction=True).targets
+            plain = usual(cube[index]["vertices"][None], faces[None], return_reconstruction=True).targets
+            assert torch.equal(moved, plain), name
+    data = MeshTransformerTrainer(transformer(tokenizer), Own(VERTICES, FACES), **LONG).feed.dataset
+    assert data[0]["vertices"].min() < span[0] + 0.02 * (span[1] - span[0]) and data[0]["vertices"].max() < span[1]
+
+
+def test_own_meshes_are_changed_at_random_only_where_asked_for(folder: str) -> None:
+    """The reference changes none; files are, unless they shall not be."""
+    tall = [vertices * torch.tensor([1.0, 0.5, 0.25]) for vertices in VERTICES]
+    builds: list[Any] = [
+        lambda data, **how: MeshAutoencoderTrainer(autoencoder(), **data, **how),
+        lambda data, **how: MeshTransformerTrainer(transformer(autoencoder()), **data, **how),
+    ]
+    for number, build in enumerate(builds):
+        for name, augment, is_changed in (
+            ("own", None, False),
+            ("asked", True, True),
+            ("files", None, True),
+            ("no", False, False),
+        ):
+            source = {"folder": folder} if name in ("files", "no") else {"dataset": Own(tall, FACES)}
+            how = {**LONG, "results_folder": f"{name}{number}", **({} if augment is None else {"augment": augment})}
+            data = build(source, **how).feed.dataset
+            draws = {
+                data.fetch(0, torch.Generator().manual_seed(seed))["vertices"].abs().sum().item() for seed in range(4)
+            }
+            assert (len(draws) > 1) == is_changed, name
+
+
+def test_the_caller_s_autoencoder_stays_trainable(folder: str) -> None:
+    tokenizer = autoencoder().train()
+    MeshTransformerTrainer(transformer(tokenizer), furniture(8), **LONG).train_step()
+    assert tokenizer.training and all(weight.requires_grad for weight in tokenizer.parameters())
 
 
 def test_what_makes_no_sense_is_one_sentence(folder: str) -> None:

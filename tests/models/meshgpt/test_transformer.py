@@ -136,6 +136,7 @@ def test_the_defaults_are_valid_and_as_large_as_said():
         ({"cross_attn_num_mem_kv": 2}, "cross_attn_num_mem_kv=2: there is one learned key, leave it out"),
         ({"pad_id": 0}, "pad_id=0"),
         ({"num_sos_tokens": 0}, "num_sos_tokens=0"),
+        ({"text_condition_cond_drop_prob": 2.0}, "text_condition_cond_drop_prob=2.0 is a probability"),
         ({"quads": True}, "num_vertices_per_face=3"),
         ({"codebook_size": 9}, "codebook_size=8"),
         ({"tokens_per_face": 6}, "tokens_per_face=9"),
@@ -148,6 +149,15 @@ def test_the_defaults_are_valid_and_as_large_as_said():
 def test_senseless_keywords_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         MeshTransformer(ToyTokenizer(), **{**SIZES, **options})
+
+
+def test_codes_of_another_tokenizer_are_refused():
+    network, codes = build(), codes_of(2, 3)
+    codes[1, 4] = BINS
+    with pytest.raises(ValueError, match=f"code {BINS} is none of the tokenizer's, which are 0 to {BINS - 1}"):
+        network(codes=codes)
+    with pytest.raises(ValueError, match=r"cond_drop_prob=-1\.0 is a probability: it must be between 0 and 1"):
+        network(codes=codes_of(2, 3), cond_drop_prob=-1.0)
 
 
 def test_the_defaults_of_the_reference_written_out_mean_what_leaving_them_out_means():
@@ -240,12 +250,16 @@ def test_codes_alone_give_the_loss_of_the_meshes(tokenizer):
 
 @torch.no_grad()
 def test_a_tokenizer_keeps_its_own_padding():
-    own, usual = ToyTokenizer(), ToyTokenizer()
-    own.pad_id = -7
-    tokenize = own.tokenize
-    own.tokenize = lambda *mesh: tokenize(*mesh).where(tokenize(*mesh) >= 0, -7)
-    assert build(own)(**meshes()) == build(usual)(**meshes())
-    assert own.pad_id == -7
+    class Own(ToyTokenizer):
+        pad_id = -7
+
+        def tokenize(self, *mesh):
+            codes = super().tokenize(*mesh)
+            return codes.where(codes >= 0, -7)
+
+    network = build(Own())
+    assert network(**meshes()) == build(ToyTokenizer())(**meshes())
+    assert network.autoencoder.pad_id == -7
 
 
 def test_the_tokenizer_is_used_and_left_as_it_is(tmp_path):
@@ -256,10 +270,12 @@ def test_the_tokenizer_is_used_and_left_as_it_is(tmp_path):
     network(**meshes()).backward()
     assert tokenizer.training and tokenizer.dropout.training and tokenizer.pad_id == -1
     assert tokenizer.scale.requires_grad and tokenizer.scale.grad is None
+    used = network.autoencoder
+    assert not used.training and not used.scale.requires_grad and torch.equal(used.scale, tokenizer.scale)
     assert all(torch.equal(weight, before[name]) for name, weight in tokenizer.state_dict().items())
     assert not any("autoencoder" in name for name in (*network.state_dict(), *dict(network.named_modules())))
     network.double()
-    assert tokenizer.scale.dtype == torch.float32
+    assert used.scale.dtype == torch.float32
     network.float().save(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["arguments"]["autoencoder"] == {
         "stage": "autoencoder"

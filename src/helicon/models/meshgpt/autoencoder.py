@@ -448,7 +448,7 @@ class MeshAutoencoder(Network):
         return torch.where(by_face == self.pad_id, -1, by_face)
 
     def _check(self, vertices: Tensor, faces: Tensor, face_edges: Tensor | None, neighbours: Tensor | None) -> None:
-        """Of shapes alone: looking at values would make the host wait for the device."""
+        """Of shapes, and on a CPU of values: looking at them elsewhere would make the host wait for the device."""
         num_corners = self.num_vertices_per_face
         if faces.shape[-1] != num_corners:
             raise ValueError(
@@ -461,6 +461,8 @@ class MeshAutoencoder(Network):
             )
         if face_edges is not None and neighbours is not None:
             raise ValueError("give face_edges or neighbours, not both")
+        if faces.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_values(vertices, faces, face_edges)
 
 
 def _coordinates(vertices: Float[Tensor, "b v 3"], faces: Int[Tensor, "b f n"]) -> Float[Tensor, "b f n 3"]:

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from helicon.data.mesh import CUBE
 from helicon.nn.bins import discretize, undiscretize
 from helicon.nn.lengths import before
 from helicon.nn.network import Network
 
 MOST_TOKENS_PER_FACE = 6  # so 4,000 faces are at most 24,000 tokens; of real meshes, with 2.4 a face, about 9,600
-CUBE = (-1.0, 1.0)
 
 Face = tuple[int, int, int]
 Patch = list[int]  # the centre, then the vertices around it
@@ -48,6 +48,7 @@ class CompactMeshTokenizer(Network):
     tokens_per_face = 1  # a flat sequence: tokens do not come in faces
     num_vertices_per_face = 3
     pad_id = -1
+    coor_continuous_range = CUBE
 
     def __init__(self, num_discrete_coors: int = 128, blocks_per_side: int = 8):
         super().__init__()

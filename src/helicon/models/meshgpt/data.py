@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from helicon.config import check, signature_without
 from helicon.data.dataset import BadFile, View
 from helicon.data.fields import TEXT, Field, is_tensor, route
-from helicon.data.mesh import PADDING, MeshTransform
+from helicon.data.mesh import CUBE, PADDING, MeshTransform, moved_to_range
 from helicon.data.mesh_data import TensorMeshes, mesh_data
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_meshes import SyntheticMeshes
@@ -24,7 +24,7 @@ from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
 from helicon.engine.task import Batch
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 from helicon.models.meshgpt.compact import CompactMeshTokenizer
-from helicon.models.meshgpt.transformer import MeshTransformer
+from helicon.models.meshgpt.transformer import MeshTransformer, check_codes
 from helicon.nn.lengths import before
 
 LENGTHS = 16  # faces (and vertices) that batches are padded to a multiple of, for a network that is compiled to meet few sizes
@@ -35,11 +35,14 @@ MeshTokenizerNetwork = MeshAutoencoder | CompactMeshTokenizer
 
 @dataclass(frozen=True)
 class MeshSource:
-    """Where meshes come from. On how fine a grid they are, and of how many corners, the tokenizer says: see `at`."""
+    """Where meshes come from. On how fine a grid they are, in which range, and of how many corners, the tokenizer says: see `at`.
+
+    `augment` None changes files at random, and a user's own dataset not.
+    """
 
     source: Any
     captions: CaptionSource | None = None
-    augment: bool = True
+    augment: bool | None = None
     text_column: str = "text"
     min_faces: int = 1
     max_faces: int | None = None
@@ -62,6 +65,10 @@ class MeshSource:
 
     def at(self, tokenizer: Any) -> Any:
         """Samples {"vertices": [v, 3], "faces": [f, n]}, with "texts" where there are captions, as this tokenizer reads them."""
+        data = self._in_cube(tokenizer)
+        return data if tokenizer.coor_continuous_range == CUBE else InRange(data, tokenizer.coor_continuous_range)
+
+    def _in_cube(self, tokenizer: Any) -> Any:
         if self.is_ready:
             return self.source
         if self.source == "synthetic":
@@ -218,15 +225,27 @@ class Fields:
         return route(sample, self.codes if has_codes and self.codes is not None else self.meshes, ds_fields)
 
 
+class InRange(View):
+    """Meshes in the cube from -1 to 1, moved to where a tokenizer has its bins."""
+
+    def __init__(self, dataset: Any, continuous_range: tuple[float, float]):
+        super().__init__(dataset)
+        self.continuous_range = continuous_range
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Any:
+        return {**sample, "vertices": moved_to_range(sample["vertices"], CUBE, self.continuous_range)}
+
+
 class MeshesOrCodes(TensorMeshes):
     """A user's own dataset of vertices and faces, which are put in order, or of codes in their place."""
 
     def __init__(self, transformer: MeshTransformer, source: MeshSource):
         tokenizer = transformer.autoencoder
         transform = MeshTransform() if tokenizer is None else source.transform_for(tokenizer)
-        super().__init__(source.source, transform, source.augment)
+        super().__init__(source.source, transform, bool(source.augment))
         self.fields, self.ds_fields = Fields.of(transformer, of_batches=False), source.ds_fields
         self.can_tokenize = tokenizer is not None
+        self.continuous_range = CUBE if tokenizer is None else tokenizer.coor_continuous_range
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         named = self.fields.route(sample, self.ds_fields)
@@ -236,8 +255,9 @@ class MeshesOrCodes(TensorMeshes):
             raise ValueError(
                 "this MeshTransformer has no autoencoder to read meshes with: build it with one, or give codes"
             )
-        embedded = {name: value for name, value in named.items() if name == "text_embeds"}
-        return super().change(named, index, generator) | embedded
+        mesh = super().change(named, index, generator)
+        mesh["vertices"] = moved_to_range(mesh["vertices"], CUBE, self.continuous_range)
+        return mesh | {name: value for name, value in named.items() if name == "text_embeds"}
 
 
 class TokensFor(View):
@@ -247,6 +267,7 @@ class TokensFor(View):
     def __init__(self, transformer: MeshTransformer, dataset: Any):
         super().__init__(dataset)
         self.tokens_per_face, self.max_seq_len = transformer.tokens_per_face, transformer.max_seq_len
+        self.codebook_size = transformer.codebook_size
         tokenizer = transformer.autoencoder
         self.tokenizer = tokenizer if isinstance(tokenizer, CompactMeshTokenizer) else None
 
@@ -255,6 +276,8 @@ class TokensFor(View):
             codes = self.tokenizer.tokenize(sample["vertices"], sample["faces"])
             others = {name: value for name, value in sample.items() if name not in ("vertices", "faces")}
             sample = {"codes": codes, "num_faces": torch.tensor(len(sample["faces"])), **others}
+        if "codes" in sample:
+            check_codes(sample["codes"], self.codebook_size)
         count = sample["codes"].numel() if "codes" in sample else len(sample["faces"]) * self.tokens_per_face
         if count > self.max_seq_len:
             name = str(self.keys[index]) if self.keys is not None else f"mesh {index}"

@@ -1,7 +1,8 @@
 """What a face is to the network: its coordinates, angles, area and normal, each put into bins and embedded.
 
 Angles are those between the edges at each corner, and the normal is the face's own, so neither changes when the face is
-moved. Areas of faces differ by a factor of thousands: they are binned by their logarithm.
+moved. Areas of faces differ by a factor of thousands: they are binned by their logarithm. Angles of 45 and 90 degrees and
+upright normals are the border of two bins: all three are nudged into one, so that a face has the same bins in any batch.
 
 Letters: b batch, f faces, n corners of a face (3 or 4), d features.
 """
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from helicon.nn.bins import discretize
+from helicon.nn.bins import NUDGE, discretize
 
 
 def corner_angles(coordinates: Float[Tensor, "b f n 3"]) -> Float[Tensor, "b f n"]:
@@ -101,7 +102,7 @@ class FaceEmbedding(nn.Module):
             (self.normal_embed, vectors / areas.clamp(min=1e-30), (-1.0, 1.0)),
         )
         others = [
-            embed(discretize(values, embed.num_embeddings, value_range)).flatten(2)
+            embed(discretize(values, embed.num_embeddings, value_range, NUDGE)).flatten(2)
             for embed, values, value_range in binned
         ]
         return FaceFeatures(bins, corners, torch.cat((corners.flatten(2), *others), dim=-1))

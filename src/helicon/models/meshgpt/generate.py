@@ -18,7 +18,7 @@ from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.nn.capture import evaluating
 from helicon.nn.decode import Decoder, Prompt, TokenModel
 from helicon.nn.packing import left_packed
-from helicon.nn.sampling import Sampling
+from helicon.nn.sampling import FILTER_THRES, Sampling
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def filters(
 ) -> dict[str, Any]:
     """The filters of `Sampling`: those given by their names, or what a function of another package means by its keywords."""
     if filter_logits_fn is None and not filter_kwargs:
-        return given
+        return given if any(value is not None for value in given.values()) else {**given, "filter_thres": FILTER_THRES}
     filter_logits_fn = filter_logits_fn or "top_k"
     name = getattr(filter_logits_fn, "__name__", filter_logits_fn)
     meanings: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
@@ -139,7 +139,10 @@ def filters(
         },
         "top_p": {"thres": lambda thres: {"top_p": thres}},
     }
-    usual: dict[str, dict[str, Any]] = {"top_k": {"filter_thres": 0.9}, "top_p": {"filter_thres": None, "top_p": 0.9}}
+    usual: dict[str, dict[str, Any]] = {
+        "top_k": {"filter_thres": FILTER_THRES},
+        "top_p": {"filter_thres": None, "top_p": 0.9},
+    }
     if name not in meanings:
         raise ValueError(
             f"filter_logits_fn={name!r}: a step that is captured has no room for another function than top_k and top_p; "
@@ -189,6 +192,8 @@ def _rows(network: MeshTransformer, prompt: Tensor | None, asked: Asked) -> Int[
         raise ValueError(f"texts takes a list of texts, not one: write [{asked.texts['texts']!r}]")
     if asked.batch_size is not None and asked.batch_size < 1:
         raise ValueError(f"batch_size={asked.batch_size} must be at least 1")
+    if any(value is not None and len(value) == 0 for value in (*asked.texts.values(), asked.num_faces, prompt)):
+        raise ValueError("prompts, texts and num_faces must not be empty: give at least one, or leave them out")
     if asked.num_faces is not None and int(asked.num_faces.min()) < 1:
         raise ValueError(f"num_faces={asked.num_faces.tolist()} must be at least 1")
     if prompt is None:

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from helicon.data.dataset import BadFile
-from helicon.data.mesh import Mesh, face_edges, fit_to_cube, read_mesh, tidy
+from helicon.data.mesh import CUBE, Mesh, face_edges, fit_to_cube, moved_to_range, read_mesh, tidy
 from helicon.metrics.contact_sheet import Sheet, sheet_of_prompts
 from helicon.models.meshgpt.assemble import MeshReport, assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.picture import mesh_picture, mesh_sheet
@@ -68,7 +68,7 @@ class MeshMaker:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        filter_thres: float | None = 0.9,
+        filter_thres: float | None = None,
         cond_scale: float = 1.0,
     ):
         """
@@ -76,10 +76,11 @@ class MeshMaker:
             texts: what the meshes shall be, of a network that reads texts; none leaves it to the network.
             prompt: the mesh file that every mesh begins with.
             keep: how much of the prompt that is: the first faces, in the order in which the network makes them. All of it is a part of a
-                mesh, in the cube from -1 to 1 that the whole shall fill; less than 1 is said of a whole mesh, of any size.
+                mesh, in the cube (from -1 to 1, or of the autoencoder's range) that the whole shall fill; less than 1 is said of a
+                whole mesh, of any size.
             num_faces: about how many faces to make, of a network that is conditioned on it.
             max_seq_len: the most tokens of a mesh, those of the prompt among them; by default as many as the network was built for.
-            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn.
+            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn; see `MeshTransformer.generate`.
         """
         assert isinstance(network, MeshTransformer)
         if network.autoencoder is None:
@@ -141,19 +142,21 @@ class MeshMaker:
         if not path.is_file():
             raise FileNotFoundError(f"--prompt {path} is not there: name a mesh file")
         is_quads, bins = self.network.num_vertices_per_face == 4, self.network.autoencoder.num_discrete_coors
+        low, high = span = self.network.autoencoder.coor_continuous_range
         try:
             mesh = read_mesh(path, path.suffix.lower().removeprefix("."), str(path), is_quads)
         except BadFile as error:
             raise ValueError(str(error)) from error
-        if not is_whole and mesh.vertices.abs().max() > 1:
+        if not is_whole and not (low <= mesh.vertices.min() and mesh.vertices.max() <= high):
             raise ValueError(
-                f"{path} is not in the cube from -1 to 1, so where in the whole it belongs is not known: "
+                f"{path} is not in the cube from {low:g} to {high:g}, so where in the whole it belongs is not known: "
                 "move it there, or give the whole mesh and keep a part of it, as in keep=0.5"
             )
-        mesh = tidy(Mesh(fit_to_cube(mesh.vertices) if is_whole else mesh.vertices, mesh.faces), bins)
+        in_cube = fit_to_cube(mesh.vertices) if is_whole else moved_to_range(mesh.vertices, span, CUBE)
+        mesh = tidy(Mesh(in_cube, mesh.faces), bins)
         if len(mesh.faces) == 0:
             raise ValueError(f"{path}: none of its faces has an area, with coordinates in {bins} bins")
-        return mesh
+        return Mesh(moved_to_range(mesh.vertices, CUBE, span), mesh.faces)
 
 
 def _readable(network: MeshTransformer, texts: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 Letters: b batch, v vertices, f faces, n corners of a face, t tokens, q codes of a vertex.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,7 +106,7 @@ class MeshTrainer(Trainer):
         val_dataloader: Any = None,
         captions: CaptionSource | None = None,
         text_column: str = "text",
-        augment: bool = True,
+        augment: bool | None = None,
         min_faces: int = 1,
         max_faces: int | None = None,
         ds_fields: Sequence[str] | None = None,
@@ -119,7 +120,7 @@ class MeshTrainer(Trainer):
                 is taken as it is. Or what `training_meshes` returns.
             folder: in its place, mesh files in a folder and below (or a manifest of them, or a token cache made by `helicon tokenize`).
             captions: where the text of a mesh is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
-            augment: meshes are stretched at random, each axis by its own factor.
+            augment: meshes are stretched at random, each axis by its own factor. Left out, those of files are, and a user's own dataset is not.
             min_faces, max_faces: meshes with fewer or more are left out.
             ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
             data_kwargs: another name of ds_fields. A dataset's own `data_kwargs` serve, too.
@@ -212,11 +213,13 @@ class MeshAutoencoderTrainer(MeshTrainer):
             )
 
     @property
-    def ema_tokenizer(self) -> Any:
-        """`tokenize`, of a trainer that has averaged weights."""
+    def ema_tokenizer(self) -> MeshAutoencoder:
+        """A frozen copy of the network, with the averaged weights of this moment: what a `MeshTransformer` stands on."""
         if self.ema is None:
             raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
-        return self.tokenize
+        model: Any = self.unwrapped_model
+        with self.inference():
+            return copy.deepcopy(model).requires_grad_(False)
 
 
 class MeshTransformerTrainer(MeshTrainer):

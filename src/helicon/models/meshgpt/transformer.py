@@ -13,6 +13,7 @@ Letters: b batch, f faces, k tokens of a face, n = f k tokens, q codes of a vert
 v logits, m text tokens, t text features.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +39,6 @@ from helicon.models.meshgpt.layers import (
 )
 from helicon.models.text.conditioning import TextConditioned
 from helicon.models.text.pretrained import PretrainedTextEncoder
-from helicon.nn.capture import evaluating
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import Sampling, guide
 from helicon.nn.transformer import Transformer
@@ -53,7 +53,7 @@ TEXT_MODELS = {
 
 
 class MeshTransformer(TextConditioned):
-    autoencoder: Any  # not a submodule: its weights and its mode are not this network's to change
+    autoencoder: Any  # not a submodule: its weights are not trained with this network's
 
     def __init__(
         self,
@@ -94,8 +94,9 @@ class MeshTransformer(TextConditioned):
     ):
         """
         Args:
-            autoencoder: the tokenizer, which makes codes of meshes and meshes of codes; it is used, never changed nor saved here. None
-                learns from codes alone: then `codebook_size`, `tokens_per_face` and `quads` say what they are.
+            autoencoder: the tokenizer, which makes codes of meshes and meshes of codes. A frozen copy is used, in evaluation mode, never
+                trained nor saved here. None learns from codes alone: then `codebook_size`, `tokens_per_face` and `quads` say what
+                they are.
             dim: features of a face, or (of a face, of a token).
             max_seq_len: the most tokens of a mesh; what is over whole faces is left out.
             flash_attn: without effect: attention is always `scaled_dot_product_attention`, which chooses its kernel itself.
@@ -127,10 +128,13 @@ class MeshTransformer(TextConditioned):
             fine_pre_gateloop_depth=(fine_pre_gateloop_depth, (0, 2), NO_GATELOOP),
             gateloop_use_heinsen=(gateloop_use_heinsen, (False,), NO_GATELOOP),
         )
+        if autoencoder is not None:
+            self.arguments["autoencoder"] = autoencoder = copy.deepcopy(autoencoder).requires_grad_(False).eval()
         self.__dict__["autoencoder"] = autoencoder
         sizes = _sizes(autoencoder, codebook_size, tokens_per_face, quads)
         self.codebook_size, self.tokens_per_face, self.num_vertices_per_face = sizes
         self.eos_id, self.cond_drop_prob = self.codebook_size, text_condition_cond_drop_prob
+        _check_probability(text_condition_cond_drop_prob, "text_condition_cond_drop_prob")
         self.dim, fine_dim = _dims(dim, self.is_flat)
         self.max_faces = max_seq_len // self.tokens_per_face
         self.max_seq_len = self.max_faces * self.tokens_per_face
@@ -247,9 +251,9 @@ class MeshTransformer(TextConditioned):
 
     @contextmanager
     def _tokenizer(self) -> Iterator[Any]:
-        """The tokenizer at work: in evaluation mode, in its own precision, without gradients."""
+        """The tokenizer at work: in its own precision, without gradients."""
         self._check_tokenizer()
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), evaluating(self.autoencoder):
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield self.autoencoder
 
     def tokenize(
@@ -274,6 +278,7 @@ class MeshTransformer(TextConditioned):
         """Texts and numbers of faces of a batch, some of them dropped; one alone is for all rows."""
         if cond_drop_prob is None:
             cond_drop_prob = self.cond_drop_prob if self.training else 0.0
+        _check_probability(cond_drop_prob, "cond_drop_prob")
         return Condition(self.text_of(rows, cond_drop_prob, **texts), self.count_of(rows, cond_drop_prob, num_faces))
 
     def count_of(self, rows: int, cond_drop_prob: float, num_faces: Tensor | None) -> Float[Tensor, "b d"] | None:
@@ -404,6 +409,9 @@ class MeshTransformer(TextConditioned):
         read         texts that were read before: `text_mask`, `text_ids`
         """
         tokens = self.by_face(codes)
+        # Elsewhere the host would wait for the device.
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_codes(tokens, self.codebook_size)
         rows, num_tokens = len(tokens), tokens.shape[1] * self.tokens_per_face
         if num_tokens > self.max_seq_len:
             raise ValueError(
@@ -444,8 +452,8 @@ class MeshTransformer(TextConditioned):
         max_seq_len: int | None = None,
         face_coords_to_file: Callable[[Tensor], Any] | None = None,
         *,
-        num_faces: int | Int[Tensor, "#b"] | None = None,
-        filter_thres: float | None = 0.9,
+        num_faces: int | Sequence[int] | Int[Tensor, "#b"] | None = None,
+        filter_thres: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         rescale_phi: float = 0.0,
@@ -465,8 +473,9 @@ class MeshTransformer(TextConditioned):
             cache_kv: without effect: there is always one.
             max_seq_len: the most tokens, those of the prompt among them; what is over whole faces is left out.
             face_coords_to_file: called with the coordinates `[f, 3 or 4, 3]` of each mesh; what it returns is returned, as a list.
-            num_faces: about how many faces to make, of a network that is conditioned on it.
-            filter_thres: only the likeliest 1 - filter_thres of all tokens are drawn from.
+            num_faces: about how many faces to make, of a network that is conditioned on it: one number, or one for each mesh.
+            top_k, top_p, filter_thres: which tokens are drawn from: the k likeliest, those that have a probability of p together,
+                the likeliest 1 - filter_thres of all. Where none of the three is given, filter_thres is 0.9.
             seed: the same again for the same seed; None draws one.
             on_face: called with the codes of each new face as soon as it is there, `[b, 3 or 4, q]` (`[b, 1]` where they do not come in
                 faces), -1 in rows that have ended.
@@ -479,7 +488,7 @@ class MeshTransformer(TextConditioned):
         guidance: dict[str, Any] = {"remove_parallel_component": remove_parallel_component, "rescale_phi": rescale_phi}
         asked = Asked(
             texts={"texts": texts, "text_embeds": text_embeds, **read},
-            num_faces=torch.tensor([num_faces]) if isinstance(num_faces, int) else num_faces,
+            num_faces=None if num_faces is None else torch.as_tensor(num_faces).reshape(-1),
             batch_size=batch_size,
             max_seq_len=self.max_seq_len if max_seq_len is None else max_seq_len,
             sampling=Sampling(temperature, **kept, cond_scale=cond_scale, **guidance),
@@ -500,6 +509,16 @@ class MeshTransformer(TextConditioned):
         if self.is_flat:
             return codes.flatten(1)
         return rearrange(codes, "b f (w q) -> b (f w) q", w=self.num_vertices_per_face)
+
+
+def check_codes(codes: Int[Tensor, "..."], codebook_size: int) -> None:
+    if codes.numel() and int(codes.max()) >= codebook_size:
+        raise ValueError(f"code {int(codes.max())} is none of the tokenizer's, which are 0 to {codebook_size - 1}")
+
+
+def _check_probability(value: float, name: str) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is a probability: it must be between 0 and 1")
 
 
 def _sizes(
