@@ -100,8 +100,11 @@ def test_interrupted_continued_shown_and_shown_again(monkeypatch: pytest.MonkeyP
     assert demo().stdout == LINE and page.read_bytes() == before[0], "the page alone is missing: it is made again"
 
     refused = demo("tokenizer.num_train_steps=5")
-    sentence = "the maskgit in runs/demo-image was trained on a tokenizer with other settings: give those again, or a new folder"
-    assert refused.exit_code == 1 and refused.stderr == f"error: {sentence} with --out\n"
+    sentence = (
+        "the maskgit in runs/demo-image was trained on a tokenizer with other settings: give those again, or a new folder with --out; "
+        "or delete runs/demo-image/maskgit: what is missing, and all that stands on it, is made anew"
+    )
+    assert refused.exit_code == 1 and refused.stderr == f"error: {sentence}\n"
 
     assert CliRunner().invoke(app, ["resume", "runs/demo-image/maskgit", "num_train_steps=5"]).exit_code == 0
     renewed = demo()

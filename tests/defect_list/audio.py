@@ -267,7 +267,7 @@ DEFECTS = [
         (
             Edit(
                 STATE,
-                "        if taken and clear and not resume:\n            with checkpoint.locked(folder):",
+                "        if found and not resume:\n            with checkpoint.locked(folder):",
                 "        if clear and not resume:\n            with checkpoint.locked(folder):",
             ),
         ),

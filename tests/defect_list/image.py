@@ -157,10 +157,10 @@ DEFECTS = [
         (
             Edit(
                 STATE,
-                "    if taken and not resume and not clear:\n        raise FileExistsError(",
-                "    if taken and not resume and not clear:\n"
+                "    if began and not resume and not clear:\n        raise FileExistsError(",
+                "    if began and not resume and not clear:\n"
                 '        clear = input("delete? ") == "y"\n'
-                "    if taken and not resume and not clear:\n"
+                "    if began and not resume and not clear:\n"
                 "        raise FileExistsError(",
             ),
         ),
@@ -172,8 +172,8 @@ DEFECTS = [
         (
             Edit(
                 STATE,
-                "    if runtime.is_main:\n        if taken and clear and not resume:\n",
-                "    if taken and clear and not resume:\n        shutil.rmtree(folder, ignore_errors=True)\n    if True:\n"
+                "    if runtime.is_main:\n        if found and not resume:\n",
+                "    if found and not resume:\n        shutil.rmtree(folder, ignore_errors=True)\n    if True:\n"
                 "        if False:\n",
             ),
         ),

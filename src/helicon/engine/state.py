@@ -47,19 +47,16 @@ RUN_CONTENTS = {
     *(CHECKPOINTS_FOLDER, STAGES_FOLDER, "samples", "tensorboard"),
     *("recipe.yaml", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
 }
-BEFORE_A_STEP = {
-    "recipe.yaml",
-    "bad_files.txt",
-    LOCK_FILE,
-}  # what is left of a run that failed before it had learned anything
+# What is left of one that failed before it had learned anything.
+BEFORE_A_STEP = {"recipe.yaml", "bad_files.txt", LOCK_FILE}
 
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
     """Makes the run's folder. One that holds something is never wiped or asked about, only refused; but for a run that never began."""
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    taken, foreign = not BEFORE_A_STEP.issuperset(found), [name for name in found if name not in RUN_CONTENTS]
+    began, foreign = not BEFORE_A_STEP.issuperset(found), [name for name in found if name not in RUN_CONTENTS]
     runtime.wait()  # every process has looked before one of them writes
-    if taken and not resume and not clear:
+    if began and not resume and not clear:
         raise FileExistsError(
             f"{folder} already holds something: continue a run with resume=True (helicon resume {folder}), "
             f"replace it with force_clear_prev_results=True, or choose another results_folder"
@@ -69,13 +66,10 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
             f"{folder} holds {foreign[0]}, which no run has written: it is not cleared; choose another results_folder"
         )
     if runtime.is_main:
-        if taken and clear and not resume:
+        if found and not resume:
             with checkpoint.locked(folder):  # not from under a run that still goes on
                 shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if found and not taken:
-            with checkpoint.locked(folder):  # nor into one that only just begins
-                pass
     runtime.wait()
 
 
