@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from helicon.nn.numbers import check_finite_numbers
+
 
 def keep_top_k(logits: Float[Tensor, "*b v"], k: int) -> Float[Tensor, "*b v"]:
     """All but the k largest become minus infinity; what ties with the k-th stays."""
@@ -95,9 +97,7 @@ class Sampling:
         return cls(temperature, top_k, top_p, filter_thres if is_asked else FILTER_THRES, cond_scale)
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "cond_scale", "rescale_phi"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
+        check_finite_numbers(temperature=self.temperature, cond_scale=self.cond_scale, rescale_phi=self.rescale_phi)
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must not be negative (0 takes the likeliest token)")
         if self.top_k is not None and self.top_k < 1:

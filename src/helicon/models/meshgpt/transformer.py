@@ -39,6 +39,7 @@ from helicon.models.meshgpt.layers import (
 )
 from helicon.models.text.conditioning import TextConditioned
 from helicon.models.text.pretrained import PretrainedTextEncoder
+from helicon.nn.numbers import check_probabilities
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import Sampling, guide
 from helicon.nn.transformer import Transformer
@@ -134,7 +135,7 @@ class MeshTransformer(TextConditioned):
         sizes = _sizes(autoencoder, codebook_size, tokens_per_face, quads)
         self.codebook_size, self.tokens_per_face, self.num_vertices_per_face = sizes
         self.eos_id, self.cond_drop_prob = self.codebook_size, text_condition_cond_drop_prob
-        _check_probability(text_condition_cond_drop_prob, "text_condition_cond_drop_prob")
+        check_probabilities(text_condition_cond_drop_prob=text_condition_cond_drop_prob)
         self.dim, fine_dim = _dims(dim, self.is_flat)
         self.max_faces = max_seq_len // self.tokens_per_face
         self.max_seq_len = self.max_faces * self.tokens_per_face
@@ -278,7 +279,7 @@ class MeshTransformer(TextConditioned):
         """Texts and numbers of faces of a batch, some of them dropped; one alone is for all rows."""
         if cond_drop_prob is None:
             cond_drop_prob = self.cond_drop_prob if self.training else 0.0
-        _check_probability(cond_drop_prob, "cond_drop_prob")
+        check_probabilities(cond_drop_prob=cond_drop_prob)
         return Condition(self.text_of(rows, cond_drop_prob, **texts), self.count_of(rows, cond_drop_prob, num_faces))
 
     def count_of(self, rows: int, cond_drop_prob: float, num_faces: Tensor | None) -> Float[Tensor, "b d"] | None:
@@ -514,11 +515,6 @@ class MeshTransformer(TextConditioned):
 def check_codes(codes: Int[Tensor, "..."], codebook_size: int) -> None:
     if codes.numel() and int(codes.max()) >= codebook_size:
         raise ValueError(f"code {int(codes.max())} is none of the tokenizer's, which are 0 to {codebook_size - 1}")
-
-
-def _check_probability(value: float, name: str) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} is a probability: it must be between 0 and 1")
 
 
 def _sizes(

@@ -14,7 +14,6 @@ Letters: b batch, r rows of the network (2 b under guidance: with the condition,
 h and w the sides of the token grid.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from torch.nn.attention import sdpa_kernel
 from helicon.models.muse.transformer import Context, SelfCritic, Transformer
 from helicon.nn.attention import ContextKeys
 from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
+from helicon.nn.numbers import check_finite_numbers
 from helicon.nn.sampling import keep_top_k, num_kept, sample_gumbel
 from helicon.nn.transformer import run_layer
 
@@ -82,9 +82,13 @@ class Decoding:
     def __post_init__(self) -> None:
         if self.timesteps < 1:
             raise ValueError(f"timesteps={self.timesteps} must be at least 1")
-        for name in ("temperature", "topk_filter_thres", "choice_temperature", "cond_scale", "critic_noise_scale"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
+        check_finite_numbers(
+            temperature=self.temperature,
+            topk_filter_thres=self.topk_filter_thres,
+            choice_temperature=self.choice_temperature,
+            cond_scale=self.cond_scale,
+            critic_noise_scale=self.critic_noise_scale,
+        )
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must not be negative (0 takes the likeliest token)")
         if not 0 <= self.topk_filter_thres <= 1:

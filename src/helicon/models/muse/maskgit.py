@@ -23,6 +23,7 @@ from helicon.models.muse.generate import Canvas, Decoding, Filler, Reader, Sampl
 from helicon.models.muse.transformer import Context, SelfCritic, Transformer, critic_loss
 from helicon.models.muse.vqgan import VQGanVAE
 from helicon.nn.network import Network, named
+from helicon.nn.numbers import check_probabilities
 from helicon.nn.sampling import sample_gumbel
 
 
@@ -94,14 +95,9 @@ class MaskGit(Network):
             self.arguments |= {"token_critic": None, "self_token_critic": True}
         if cond_vae is not None and cond_image_size is None:
             raise ValueError("cond_vae belongs to super-resolution: give cond_image_size too")
-        probabilities = {
-            "cond_drop_prob": cond_drop_prob,
-            "self_cond_prob": self_cond_prob,
-            "no_mask_token_prob": no_mask_token_prob,
-        }
-        for name, value in probabilities.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is a probability: it must be between 0 and 1")
+        check_probabilities(
+            cond_drop_prob=cond_drop_prob, self_cond_prob=self_cond_prob, no_mask_token_prob=no_mask_token_prob
+        )
         self.image_size, self.cond_image_size = image_size, cond_image_size
         self.cond_drop_prob, self.self_cond_prob = cond_drop_prob, self_cond_prob
         self.no_mask_token_prob, self.critic_loss_weight = no_mask_token_prob, critic_loss_weight

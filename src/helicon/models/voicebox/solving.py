@@ -6,7 +6,6 @@ device: on CUDA it is captured in a graph once, and replayed for all steps of al
 Letters: b batch, n frames, p frames of a prompt, d features, m tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from torch.nn.attention import sdpa_kernel
 
 from helicon.models.voicebox.model import Prepared, VoiceBox
 from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
+from helicon.nn.numbers import check_finite_numbers
 from helicon.nn.ode import METHODS, Solution, integrate, pruned_grid, swayed, uniform_grid
 from helicon.nn.transformer import run_layer
 
@@ -57,9 +57,7 @@ class Solving:
             raise ValueError(
                 f"guidance_interval={self.guidance_interval} must be two times from 0 to 1, the later last"
             )
-        for name in ("cond_scale", "atol", "rtol"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number")
+        check_finite_numbers(cond_scale=self.cond_scale, atol=self.atol, rtol=self.rtol)
         self.times()  # which refuses steps that cannot be
 
     @property
