@@ -1,5 +1,8 @@
+import gc
 import io
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +287,24 @@ def test_flipped_bytes_are_a_mesh_or_a_bad_file_never_a_crash(kind: str):
             except BadFile:
                 bad += 1
     assert bad > 60
+
+
+def test_threads_read_side_by_side():
+    content = content_of(box(), "ply")
+
+    def give_way(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20)
+    gc.callbacks.append(give_way)  # in the middle of what Python does without a pause otherwise
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            read = list(pool.map(lambda _: read_mesh(io.BytesIO(content), "ply", "box"), range(400)))
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(*thresholds)
+    assert all(len(mesh.faces) == 12 for mesh in read)
 
 
 def test_names_in_any_encoding_do_no_harm(tmp_path: Path):

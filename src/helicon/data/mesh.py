@@ -11,6 +11,7 @@ Datasets of them are in `mesh_data`. v vertices, f faces, n corners, e edges.
 import io
 import math
 import struct
+import threading
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -198,11 +199,16 @@ def read_mesh(source: Path | io.BytesIO, kind: str, name: str, quads: bool = Fal
     return checked_mesh(torch.from_numpy(vertices), torch.from_numpy(faces), name)
 
 
+# Threads read one after the other: filters of warnings are the process's, and so is, in Python 3.11, a count that the parser of
+# Python keeps, with which numpy reads what a ply says of its types.
+_reading = threading.Lock()
+
+
 def _read_triangles(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray]:
     import trimesh  # takes a second
 
     # Given the content and not the path, it reads no textures and nothing else beside the file.
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
+    with _reading, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # remarks on damaged files; whether the mesh is sound is seen below
         mesh = trimesh.load_mesh(io.BytesIO(content), file_type=kind, process=False, skip_materials=True)
         return np.array(mesh.vertices, dtype=np.float64), np.array(mesh.faces, dtype=np.int64)
