@@ -83,12 +83,12 @@ class Size:
 
 TRANSFORMER = {
     "dim": 512, "attn_depth": 12, "attn_heads": 8, "dropout": 0.1, "condition_on_text": True,
-    "text_condition_model_kwargs": [{"dim": 256, "depth": 4, "max_length": 96, "dropout": 0.1}],
+    "text_condition_model_kwargs": [{"dim": 256, "depth": 4, "max_length": 64, "dropout": 0.1}],
 }  # fmt: skip
 FULL = Size(
     models={"autoencoder": {}, "transformer": TRANSFORMER, "compact": TRANSFORMER},
     batches={"autoencoder": 64, "transformer": 32, "compact": 64},
-    groups={"autoencoder": 1, "transformer": 2, "compact": 2}, copies=8, synthetic=3000, made=64, made_at_once=32, probe=30,
+    groups={"autoencoder": 1, "transformer": 1, "compact": 1}, copies=8, synthetic=3000, made=64, made_at_once=32, probe=30,
 )  # fmt: skip
 TINY_AUTOENCODER = {
     "encoder_dims_through_depth": (24, 32), "decoder_dims_through_depth": (32, 32), "dim_codebook": 24,

@@ -74,7 +74,7 @@ FULL = Size(
     tokenizer_batch=64,
     transformer={
         "dim": 512, "depth": 12, "heads": 8, "dropout": 0.1,
-        "t5_name": {"name": "bytes", "dim": 256, "depth": 4, "max_length": 96, "dropout": 0.1},
+        "t5_name": {"name": "bytes", "dim": 256, "depth": 4, "max_length": 128, "dropout": 0.1},
     },
     maskgit_batch=128,
     probe=30,

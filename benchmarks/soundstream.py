@@ -6,7 +6,8 @@
 
 Training goes through the trainer, 32 clips of 2 s at 16 kHz from memory, both networks at every step, averaged weights, clipping, no
 gradient penalty: with the reference's architecture and losses (recipe soundstream/reference: the row of the target), and with the
-default recipe's. Encoding and decoding: the same batch to codes and back, in float32 as for tokens, and in bf16.
+default recipe's. Encoding and decoding: the same batch to codes and back, in float32 as for tokens, and in bf16; as it is, and with the
+networks compiled.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from torch import Tensor
 import report
 from helicon import SoundStream, SoundStreamTrainer, registry
 from helicon.config import load_recipe
+from helicon.engine.compiling import compile_in_place
 
 TARGETS = {"reference": 400, "encode": 20_000, "decode": 20_000}
 TINY = {
@@ -91,27 +93,40 @@ def time_coding(recipe: str, arguments: argparse.Namespace) -> list[dict[str, An
     codec = built(recipe, arguments.tiny).to(report.device()).eval()
     rows, seconds = (2, 0.05) if arguments.tiny else (32, 2.0)
     waves = torch.randn(rows, round(seconds * codec.sample_hz), device=codec.device) * 0.1
-    codes = codec.encode(waves)
+    codes, is_cuda = codec.encode(waves), codec.device.type == "cuda"
     work: dict[str, Callable[[], object]] = {
         "encode": lambda: codec.encode(waves),
         "decode": lambda: codec.decode(codes),
     }
     found = []
-    for is_half in (False, True) if codec.device.type == "cuda" else (False,):
+    for is_compiled, is_half in (
+        ((False, False), (False, True), (True, False), (True, True)) if is_cuda else ((False, False),)
+    ):
+        if is_compiled and not is_half:
+            for part in (codec.autoencoder.encoder, codec.autoencoder.decoder):
+                compile_in_place(part)
         for name, act in work.items():
             with torch.autocast(codec.device.type, torch.bfloat16, enabled=is_half):
+                first = report.seconds_of(act, repeats=1, warm_up=0)
                 time = report.seconds_of(act, arguments.repeats)
-                if arguments.profile and not is_half:
+                if arguments.profile and is_half == is_compiled:
                     report.profiled(name, act)
+            how = f"{'bf16' if is_half else 'float32'}{', compiled' if is_compiled else ''}"
             found.append(
                 {
-                    "case": f"{name}, recipe {recipe}, {'bf16' if is_half else 'float32'}",
+                    "case": f"{name}, recipe {recipe}, {how}",
                     "seconds of audio per second": rows * seconds / time,
                     "target": TARGETS[name],
                     "reached": f"{rows * seconds / time / TARGETS[name]:.0%}",
                     "ms per step": 1000 * time,
+                    "first call, s": first,
                 }
             )
+    with torch.autocast(codec.device.type, torch.bfloat16, enabled=is_cuda):
+        same = (codec.encode(waves) == codes).float().mean(dim=(0, 1))
+    print(
+        "codes that are the same as in float32, level by level: " + ", ".join(f"{part:.1%}" for part in same.tolist())
+    )
     return found
 
 

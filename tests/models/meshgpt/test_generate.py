@@ -61,7 +61,7 @@ def rows_of(codes: Tensor) -> list[list[int]]:
 @torch.no_grad()
 def ending(network: MeshTransformer) -> MeshTransformer:
     """With ends that come often."""
-    network.tokens.to_logits.weight[-1] *= 3
+    network.tokens.vectors.own.weight[-1] *= 3
     return network
 
 
@@ -132,7 +132,7 @@ def test_rows_end_between_faces_and_none_is_empty():
 @torch.no_grad()
 def test_the_limit_is_in_tokens_and_whole_faces():
     network = build()
-    network.tokens.to_logits.weight[-1] = 0  # seldom the likeliest
+    network.tokens.vectors.own.weight[-1] = 0  # seldom the likeliest
     made = lambda **asked: network.generate(return_codes=True, temperature=0.0, **asked)
     assert made(max_seq_len=9).shape == made(max_seq_len=17).shape == (1, 3, 3)
     assert made(max_seq_len=18).shape == (1, 6, 3) and made().shape[1] <= 33
@@ -193,7 +193,7 @@ def test_on_face_sees_each_new_face_once(tokenizer):
 @torch.no_grad()
 def test_the_host_looks_seldom(monkeypatch):
     network, polls = build(), []
-    network.tokens.to_logits.weight[-1] = 0
+    network.tokens.vectors.own.weight[-1] = 0
     is_finished = decode._Session.is_finished
     monkeypatch.setattr(decode._Session, "is_finished", lambda session: polls.append(1) or is_finished(session))
     codes = network.generate(batch_size=3, return_codes=True, seed=0)
@@ -243,6 +243,8 @@ def test_one_text_or_prompt_is_for_all_rows():
 @torch.no_grad()
 def test_a_number_of_faces_can_be_asked_for():
     network = build(condition_on_num_faces=True)
+    with torch.no_grad():
+        network.num_faces_emb.weight *= 4  # so that numbers count for more than chance
     asked = {"return_codes": True, "temperature": 0.0, "max_seq_len": 45}
     few, many = (network.generate(num_faces=count, **asked) for count in (3, 300))
     assert rows_of(few) != rows_of(many) and rows_of(network.generate(**asked)) not in (rows_of(few), rows_of(many))

@@ -54,7 +54,7 @@ def transformer(tokenizer: Any, **options: Any) -> MeshTransformer:
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.ndim > 1 and "text_encoder" not in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.4)
+                parameter.copy_(torch.randn_like(parameter) * (0.1 if "vectors" in name else 0.4))
     return network
 
 

@@ -71,7 +71,8 @@ def build(tokenizer: ToyTokenizer | None = None, **options: Any) -> MeshTransfor
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.ndim > 1 and "text_encoder" not in name:
-                parameter.copy_(torch.randn_like(parameter) * (1.0 if "to_logits" in name else 0.4))
+                scale = 1.0 if "vectors.own" in name else 0.1 if "vectors" in name else 0.4
+                parameter.copy_(torch.randn_like(parameter) * scale)
     return network.eval()
 
 

@@ -50,6 +50,15 @@ def test_a_recipe_trains_on_a_folder_of_sounds_and_is_resumed(sounds: str) -> No
     assert Path("run/checkpoints/step-00000003").is_dir()
 
 
+@pytest.mark.parametrize("name", ["soundstream", "debug"])
+def test_most_frames_of_a_crop_see_as_much_of_the_past_as_frames_of_a_long_recording(name: str) -> None:
+    found = load_recipe(f"soundstream/{name}", sections=lambda trains: registry.entries[trains].recipe_sections())
+    codec = SoundStream(**found.model)
+    attention = codec.autoencoder.encoder_attention
+    frames = codec.autoencoder.num_frames(round(found.data["data_max_length_seconds"] * codec.sample_hz))
+    assert attention is not None and attention.window_size <= 0.7 * frames
+
+
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [

@@ -223,6 +223,19 @@ def test_a_loader_may_tell_the_lengths(options: dict[str, Any]):
     run.train_step()
 
 
+def test_a_window_that_no_crop_fills_is_told_of(caplog: pytest.LogCaptureFixture):
+    """What a frame never saw in training it sees in every longer recording: the codec got worse from second to second."""
+    sounds = Own(wave)  # of 160 samples: 20 frames
+    trainer(tiny(attn_window_size=20), dataset=sounds).train_step()
+    trainer(tiny(use_local_attn=False), dataset=sounds, results_folder="without").train_step()
+    assert "attn_window_size" not in caplog.text
+    longer = trainer(tiny(attn_window_size=25), dataset=sounds, results_folder="longer")
+    longer.train_step()
+    longer.train_step()
+    assert caplog.text.count("attn_window_size=25 frames, and these sounds have 20") == 1
+    assert "give data_max_length_seconds=0.03 or more, or a smaller window" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

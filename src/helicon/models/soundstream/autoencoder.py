@@ -51,7 +51,7 @@ class SoundStreamAutoencoder(nn.Module):
         squeeze_excite: bool = False,
         pad_mode: PadMode = "constant",
         use_local_attn: bool = True,
-        attn_window_size: int = 128,
+        attn_window_size: int = 32,
         attn_dim_head: int = 64,
         attn_heads: int = 8,
         attn_depth: int = 1,
@@ -69,7 +69,8 @@ class SoundStreamAutoencoder(nn.Module):
             pad_mode: what stands before the first sample at each layer: zeros ("constant"), or the beginning mirrored
                 ("reflect"), which looks ahead and so cannot be streamed.
             use_local_attn: attention before and after the quantizer, of `attn_depth` layers.
-            attn_window_size: how many frames a frame sees, itself among them.
+            attn_window_size: how many frames a frame sees, itself among them. Fewer than a training crop has, or what is
+                longer than a crop becomes worse and worse.
             denoise_conditioning: the features are scaled and shifted by `is_denoising`, so that one network learns both to
                 keep noise and to take it out.
         """

@@ -1,6 +1,7 @@
 """The codec's trainer: how its data is found, and the defaults it trains with. The loop is the engine's."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.soundstream.model import Audio, SoundStream
 from helicon.models.soundstream.task import SoundStreamTask
+
+logger = logging.getLogger(__name__)
 
 WAVES = Field(is_tensor(True, 2, 3), "a float tensor [b, n] or [b, c, n]")
 WHOLE = Field(is_tensor(False, 1), "an integer tensor [b]", is_required=False)
@@ -134,7 +137,7 @@ class SoundStreamTrainer(Trainer):
         length = (data_max_length, data_max_length_seconds)
         if isinstance(dataset, READY) and length != (None, None):
             raise ValueError("the sounds of this dataset are cut already: leave out data_max_length, or give it there")
-        self.ds_fields = ds_fields
+        self.ds_fields, self._has_seen_length = ds_fields, False
         find = lambda source: _sounds(source, soundstream, length, with_target, ds_fields)
         super().__init__(
             SoundStreamTask(
@@ -148,7 +151,11 @@ class SoundStreamTrainer(Trainer):
         )
 
     def prepare(self, batch: Any) -> Batch:
-        return route(batch, BATCH_FIELDS, self.ds_fields)
+        named = route(batch, BATCH_FIELDS, self.ds_fields)
+        if not self._has_seen_length:
+            _check_window(self.unwrapped_soundstream, named["audio"].shape[-1])
+        self._has_seen_length = True
+        return named
 
     @property
     def unwrapped_soundstream(self) -> SoundStream:
@@ -178,6 +185,19 @@ class SoundStreamTrainer(Trainer):
         raise AttributeError(
             "the discriminators have one optimizer: in place of multiscale_discriminator_optim_iter use "
             'trainer.optimizers["discriminator"]'
+        )
+
+
+def _check_window(codec: SoundStream, num_samples: int) -> None:
+    attention, frames = codec.autoencoder.encoder_attention, codec.autoencoder.num_frames(num_samples)
+    if attention is not None and attention.window_size > frames:
+        seconds = attention.window_size * codec.downsample_factor / codec.sample_hz
+        logger.warning(
+            "a frame sees attn_window_size=%d frames, and these sounds have %d: what is longer will be coded worse; give "
+            "data_max_length_seconds=%.2f or more, or a smaller window",
+            attention.window_size,
+            frames,
+            seconds,
         )
 
 
