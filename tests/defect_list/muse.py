@@ -160,7 +160,7 @@ DEFECTS = [
     Defect(
         "D-X9",
         "low-resolution tokens have no places: a picture and its mirror image are one condition",
-        (Edit(TRANSFORMER, " + place_features(height, width, self.dim, ids.device).to(embed.weight.dtype)", ""),),
+        (Edit(TRANSFORMER, " + place_features(height, width, self.dim, ids.device).to(embed.own.weight.dtype)", ""),),
         ("models/muse/test_transformer.py::test_low_resolution_tokens_have_places",),
     ),
     Defect(
@@ -169,8 +169,8 @@ DEFECTS = [
         (
             Edit(
                 TRANSFORMER,
-                "        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)\n",
-                "        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)\n        self.norm = nn.LayerNorm(dim)\n",
+                "        self.head = None if self.dim_out == num_tokens else",
+                "        self.norm = nn.LayerNorm(dim)\n        self.head = None if self.dim_out == num_tokens else",
             ),
         ),
         (

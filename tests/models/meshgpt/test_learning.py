@@ -90,18 +90,18 @@ def is_right(made: tuple[Tensor, Tensor], wanted: list[MeshAttributes]) -> Tenso
 
 @pytest.mark.slow
 def test_the_transformer_makes_what_its_caption_says(transformer: MeshTransformer) -> None:
-    """All 26 captions are trained on; chance is one in 26. Measured: 90 of 100 (84 at temperature 0.7), of which 36 are meshes
-    that it has seen; and without a caption 5."""
+    """All 26 captions are trained on; chance is one in 26. Measured: 97 of 100 (96 at temperature 0.7), of which 47 are meshes
+    that it has seen; and without a caption 6."""
     data = furniture(100)
     asked = [data.attributes(index) for index in range(100)]
     captions = [attributes.caption for attributes in asked]
-    assert is_right(transformer.generate(texts=captions, **HOW), asked).sum() >= 80
+    assert is_right(transformer.generate(texts=captions, **HOW), asked).sum() >= 88
     assert is_right(transformer.generate(batch_size=100, **HOW), asked).sum() <= 20
 
 
 @pytest.mark.slow
 def test_the_transformer_completes_half_a_mesh_it_has_never_seen(transformer: MeshTransformer) -> None:
-    """Measured: 110 of 120 are what they were (103 at temperature 0.7). Many a half can be told already; of the 46 that cannot, 42."""
+    """Measured: 112 of 120 are what they were (108 at temperature 0.7). Many a half can be told already; of the 46 that cannot, 42."""
     meshes, asked = never_seen("meshgpt/compact-demo", 20)
     tokenizer = transformer.autoencoder
     codes = [tokenizer.tokenize(mesh["vertices"], mesh["faces"]) for mesh in meshes]

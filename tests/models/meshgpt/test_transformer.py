@@ -366,50 +366,6 @@ def test_texts_may_come_embedded():
     assert network(codes=codes_of(2, 1), text_embeds=embeds) != network(codes=codes_of(2, 1), text_embeds=-embeds)
 
 
-def test_the_vectors_of_codes_are_those_of_their_digits_and_their_own():
-    torch.manual_seed(0)
-    vectors = layers.CodeVectors(6, 64)
-    with torch.no_grad():
-        vectors.own.weight.zero_()
-    ones, twos, fours = 2 * vectors.of_digits.weight.T  # from a digit of 0 to one of 1
-    assert torch.allclose(vectors.weight[5] - vectors.weight[0], ones + fours, atol=1e-6)
-    assert torch.allclose(vectors.weight[3] - vectors.weight[1], twos, atol=1e-6)
-    assert (vectors.weight[6] == 0).all()  # the end has no digits
-    vectors = layers.CodeVectors(5000, 64)
-    codes = torch.randint(5000, (3, 7))
-    embedded = vectors.embed(codes)
-    assert torch.allclose(embedded, vectors.scale * vectors.weight[codes], atol=1e-5)
-    assert 0.9 < vectors.embed(torch.arange(5000)).std() < 1.1
-    assert set(vectors.state_dict()) == {"own.weight", "of_digits.weight"}
-    assert layers.CodeVectors(1, 4).weight.shape == (2, 4)
-
-
-def test_what_is_learned_of_codes_holds_for_codes_never_seen():
-    """To repeat a code, learned of half of the codes, holds for the others, but not with vectors of codes alone."""
-    seen, unseen = (torch.tensor([code for code in range(64) if code.bit_count() % 2 == part]) for part in (0, 1))
-
-    def repeats(has_digits: bool) -> float:
-        torch.manual_seed(0)
-        vectors, between = layers.CodeVectors(64, 32), torch.nn.Linear(32, 32)
-        if not has_digits:
-            torch.nn.init.zeros_(vectors.of_digits.weight)
-            vectors.of_digits.requires_grad_(False)
-        with torch.no_grad():
-            between.weight.copy_(torch.randn(32, 32) / 32**0.5)  # what is said must be found first
-        optimizer = torch.optim.Adam([*vectors.parameters(), *between.parameters()], lr=1e-2)
-        for _ in range(150):
-            codes = seen[torch.randint(len(seen), (64,))]
-            loss = F.cross_entropy(between(vectors.embed(codes)) @ vectors.weight.T, codes)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        said = between(vectors.embed(unseen)) @ vectors.weight[unseen].T  # (those that were seen are louder)
-        return float((said.argmax(dim=1) == torch.arange(len(unseen))).float().mean())
-
-    found = repeats(has_digits=True), repeats(has_digits=False)
-    assert found[0] >= 0.9 and found[1] <= 0.5, found
-
-
 def test_numbers_of_faces_have_few_buckets():
     buckets = bucket_of(torch.tensor([0, 1, 2, 3, 100, 101, 800, 1600, 10**9]))
     assert buckets.tolist() == [1, 1, 5, 7, 27, 27, 39, 43, layers.NUM_BUCKETS]

@@ -18,7 +18,8 @@ def build() -> MaskGit:
         num_tokens=64, dim=16, seq_len=16, depth=2, heads=2, dim_head=8, t5_name=BYTES, self_cond=True
     )
     with torch.no_grad():
-        transformer.to_logits.weight.mul_(5)  # clear preferences, which rounding does not change
+        transformer.token_emb.own.weight[-1] = 0  # of the mask: places differ in nothing else than their positions
+        transformer.token_emb.own.weight.mul_(5)  # clear preferences, which rounding does not change
     return MaskGit(16, transformer, self_token_critic=True, no_mask_token_prob=0.1)
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helicon.models.text.conditioning import Context
 from helicon.nn.attention import ContextKeys
+from helicon.nn.codes import CodeVectors
 from helicon.nn.norms import RMSNorm
 from helicon.nn.transformer import Glu
 
@@ -44,36 +45,6 @@ class Condition(NamedTuple):
     num_faces: Tensor | None = None  # [b, d], an embedding of how many there shall be
 
 
-class CodeVectors(nn.Module):
-    """A vector for each code, with which it enters and with which it is told apart when it leaves: its own, and that of its digits.
-
-    Codes are mostly signs (lookup-free quantizers), or count something, so that the binary digits of a code say what it has in common
-    with others: what is learned of a digit is learned of half of all codes, most of which are rare. And because vectors are the same
-    on both sides, a code that stood before is repeated without having to be learned for each.
-    """
-
-    digits: Tensor
-
-    def __init__(self, num_codes: int, dim: int):
-        super().__init__()
-        places = torch.arange(max(1, (num_codes - 1).bit_length()))
-        digits = 2.0 * ((torch.arange(num_codes)[:, None] >> places) & 1) - 1
-        self.register_buffer("digits", F.pad(digits, (0, 0, 0, 1)), persistent=False)  # the end has none
-        self.own = nn.Embedding(num_codes + 1, dim)
-        self.of_digits = nn.Linear(len(places), dim, bias=False)
-        nn.init.normal_(self.own.weight, std=dim**-0.5)
-        nn.init.normal_(self.of_digits.weight, std=(dim * len(places)) ** -0.5)
-        self.scale = (dim / 2) ** 0.5  # to embeddings of unit variance
-
-    @property
-    def weight(self) -> Float[Tensor, "v e"]:
-        """The vectors of all codes, and of the end."""
-        return self.own.weight + self.of_digits(self.digits)
-
-    def embed(self, codes: Int[Tensor, "*b"]) -> Float[Tensor, "*b e"]:
-        return self.scale * (self.own(codes) + self.of_digits(self.digits[codes]))
-
-
 class FaceTokens(nn.Module):
     """How tokens enter the transformers and leave them: each has its embedding and that of its place in the face."""
 
@@ -92,18 +63,18 @@ class FaceTokens(nn.Module):
 
     def embed(self, codes: Int[Tensor, "*b k"]) -> Float[Tensor, "*b d"]:
         """Whole faces; what padding and the end become is nobody's concern."""
-        embedded = self.vectors.embed(codes.clamp(0, self.codebook_size - 1))
+        embedded = self.vectors(codes.clamp(0, self.codebook_size - 1))
         return embedded[..., 0, :] if self.is_flat else self.to_face((embedded + self.place).flatten(-2))
 
     def embed_token(self, codes: Int[Tensor, "*b"], place: int) -> Float[Tensor, "*b e"]:
-        return self.vectors.embed(codes.clamp(0, self.codebook_size - 1)) + self.place[place]
+        return self.vectors(codes.clamp(0, self.codebook_size - 1)) + self.place[place]
 
     def to_logits(self, hidden: Float[Tensor, "*b e"]) -> Float[Tensor, "*b v"]:
-        return F.linear(hidden, self.vectors.weight)
+        return F.linear(hidden, self.vectors.weight())
 
     def fine_inputs(self, hidden: Float[Tensor, "b f d"], codes: Int[Tensor, "b f k"]) -> Float[Tensor, "b f k e"]:
         """What the coarse transformer says of each face, then all of its tokens but the last."""
-        tokens = self.vectors.embed(codes[..., :-1].clamp(min=0)) + self.place[:-1]
+        tokens = self.vectors(codes[..., :-1].clamp(min=0)) + self.place[:-1]
         # In the type of the weights, also under autocast: it is what the layers add up in.
         return torch.cat((self.to_fine(hidden)[:, :, None].to(tokens.dtype), tokens), dim=2)
 

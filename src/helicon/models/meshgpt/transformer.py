@@ -427,7 +427,7 @@ class MeshTransformer(TextConditioned):
             if cond_scale != 1:
                 raise ValueError(f"cond_scale={cond_scale} is for logits: give return_loss=False, or leave it out")
             hidden, labels = self._hidden(tokens, condition), self.labels(tokens, append_eos)
-            return mean_cross_entropy(hidden.flatten(0, -2), self.tokens.vectors.weight, labels.flatten())
+            return mean_cross_entropy(hidden.flatten(0, -2), self.tokens.vectors.weight(), labels.flatten())
         if cond_scale != 1:
             tokens, condition = tokens.repeat(2, 1, 1), self.guided(condition)
         logits = self.tokens.to_logits(self._hidden(tokens, condition).flatten(1, 2)[:, : num_tokens + 1])

@@ -356,7 +356,7 @@ class _Session:
         self.uniform = None if rules.is_greedy else buffer(batch, n, transformer.dim_out)
         self.count, self.now = buffer(batch, 1), buffer(len(Numbers._fields))
         rows = 2 * batch if predictor.is_guided else batch
-        weight = transformer.token_emb.weight
+        weight = transformer.token_emb.own.weight
         self.embed = buffer(rows, n, transformer.dim, dtype=weight.dtype) if transformer.self_cond else None
 
     def start(

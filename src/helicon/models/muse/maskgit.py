@@ -137,10 +137,10 @@ class MaskGit(Network):
                 "the transformer has no context to put a low-resolution picture in: give it cond_num_tokens"
             )
         table = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
-        if cond_vae is not None and cond_vae.codebook_size > table.num_embeddings:
+        if cond_vae is not None and cond_vae.codebook_size > table.num_codes:
             raise ValueError(
                 f"the low-resolution tokenizer has {cond_vae.codebook_size} codes and the transformer takes "
-                f"{table.num_embeddings}: build it with cond_num_tokens={cond_vae.codebook_size}"
+                f"{table.num_codes}: build it with cond_num_tokens={cond_vae.codebook_size}"
             )
         if isinstance(critic, Transformer):
             for name in (

@@ -329,7 +329,7 @@ def _known(maskgit: MaskGit) -> dict[str, int]:
     transformer = maskgit.transformer
     low = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
     classes = {} if transformer.class_emb is None else {"classes": transformer.class_emb.num_embeddings}
-    return {"ids": transformer.num_tokens, "cond_ids": low.num_embeddings, **classes}
+    return {"ids": transformer.num_tokens, "cond_ids": low.num_codes, **classes}
 
 
 class PicturesOrTokens(TensorImages):

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from helicon.models.text.conditioning import Context, TextConditioned, stacked
 from helicon.nn.attention import ContextKeys
+from helicon.nn.codes import CodeVectors
 from helicon.nn.network import Network
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import FeedForward, run_layer
@@ -122,8 +123,8 @@ class Transformer(TextConditioned, Guided):
         self.num_tokens, self.dim, self.seq_len, self.self_cond = num_tokens, dim, seq_len, self_cond
         self.mask_id = num_tokens if has_mask_id else None
         self.dim_out = dim_out or self.default_dim_out or num_tokens
-        self.token_emb = nn.Embedding(num_tokens + has_mask_id, dim)
-        self.cond_emb = None if cond_num_tokens is None else nn.Embedding(cond_num_tokens, dim)
+        self.token_emb = CodeVectors(num_tokens, dim)  # and of the mask
+        self.cond_emb = None if cond_num_tokens is None else CodeVectors(cond_num_tokens, dim)
         self.class_emb = None if num_classes is None else nn.Embedding(num_classes, dim)
         if not self.condition_on_text and (t5_name is not None or text_embed_dim is not None):
             raise ValueError("t5_name and text_embed_dim belong to condition_on_text=True")
@@ -145,7 +146,7 @@ class Transformer(TextConditioned, Guided):
         )
         self._initialise_positions()
         self.self_cond_to_init_embed = FeedForward(dim) if self_cond else None
-        self.to_logits = nn.Linear(dim, self.dim_out, bias=False)
+        self.head = None if self.dim_out == num_tokens else nn.Linear(dim, self.dim_out, bias=False)
 
     @torch.no_grad()
     def _initialise_positions(self) -> None:
@@ -162,7 +163,7 @@ class Transformer(TextConditioned, Guided):
 
     @property
     def device(self) -> torch.device:
-        return self.token_emb.weight.device
+        return self.token_emb.own.weight.device
 
     def context(
         self,
@@ -205,14 +206,14 @@ class Transformer(TextConditioned, Guided):
                 f"{ids.shape[1]} low-resolution tokens are no square: give them as [batch, height, width], not in a row"
             )
         embed = self.token_emb if self.cond_emb is None else self.cond_emb
-        embeddings = embed(ids) + place_features(height, width, self.dim, ids.device).to(embed.weight.dtype)
+        embeddings = embed(ids) + place_features(height, width, self.dim, ids.device).to(embed.own.weight.dtype)
         return Context(embeddings, torch.ones_like(ids, dtype=torch.bool))
 
     def no_context(self, rows: int) -> Context | None:
         """Nothing to attend to but the null key."""
         if not self.layers.cross_attend:
             return None
-        nothing = self.token_emb.weight.new_zeros(rows, 1, self.dim)
+        nothing = self.token_emb.own.weight.new_zeros(rows, 1, self.dim)
         return Context(nothing, torch.zeros(rows, 1, dtype=torch.bool, device=self.device))
 
     def guided_context(self, rows: int, negative_text: Mapping[str, Any] | None = None, **condition: Any) -> Context:
@@ -258,6 +259,11 @@ class Transformer(TextConditioned, Guided):
         if context is None:
             return self.layers(embeddings, run_layer=run_layer)
         return self.layers(embeddings, context=context.embeddings, context_mask=context.mask, run_layer=run_layer)
+
+    def to_logits(self, embed: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        if self.head is not None:
+            return self.head(embed)
+        return F.linear(embed, self.token_emb.weight()[: self.num_tokens])
 
     def forward(
         self,
