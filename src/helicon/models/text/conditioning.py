@@ -139,7 +139,7 @@ class TextConditioned(Network):
         if "text_mask" in batch:  # read before
             return {name: batch[name] for name in ("text_ids", "text_embeds", "text_mask") if name in batch}
         if "text_embeds" not in batch:
-            multiple = TEXT_LENGTHS.get(self.device.type, 16)
+            multiple = TEXT_LENGTHS.get(self.device.type, TEXT_LENGTHS["cpu"])
             return self.read_texts(batch["texts"], multiple) if "texts" in batch else {}
         embeds, lengths = batch["text_embeds"], batch.get("text_embeds_lengths")
         if lengths is None:
