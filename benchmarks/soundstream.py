@@ -13,6 +13,7 @@ networks compiled.
 import argparse
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,16 @@ def time_coding(recipe: str, arguments: argparse.Namespace) -> list[dict[str, An
         "decode": lambda: codec.decode(codes),
     }
     found = []
-    for is_compiled, is_half in (
-        ((False, False), (False, True), (True, False), (True, True)) if is_cuda else ((False, False),)
-    ):
-        if is_compiled and not is_half:
-            for part in (codec.autoencoder.encoder, codec.autoencoder.decoder):
-                compile_in_place(part)
-        for name, act in work.items():
+    for is_compiled in (False, True) if is_cuda else (False,):
+        if is_compiled:
+            compile_in_place(codec.autoencoder.encoder)
+            compile_in_place(codec.autoencoder.decoder)
+        for is_half, name in product((False, True) if is_cuda else (False,), work):
             with torch.autocast(codec.device.type, torch.bfloat16, enabled=is_half):
-                first = report.seconds_of(act, repeats=1, warm_up=0)
-                time = report.seconds_of(act, arguments.repeats)
+                first = report.seconds_of(work[name], repeats=1, warm_up=0)
+                time = report.seconds_of(work[name], arguments.repeats)
                 if arguments.profile and is_half == is_compiled:
-                    report.profiled(name, act)
+                    report.profiled(name, work[name])
             how = f"{'bf16' if is_half else 'float32'}{', compiled' if is_compiled else ''}"
             found.append(
                 {

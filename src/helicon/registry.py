@@ -46,6 +46,10 @@ class Maker(Protocol):
         """One thing for each of these indices of `prompts`, as one batch."""
         ...
 
+    def beside(self, path: Path) -> Path | None:
+        """The picture that is written with a file of this name; None where there is none."""
+        ...
+
     @property
     def sheet(self) -> Callable[[Sequence[Any]], Made] | None:
         """Shows several things as one picture: one of each prompt, then again one of each. None where there is none."""

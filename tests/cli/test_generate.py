@@ -20,10 +20,13 @@ from helicon.cli import generate as verb
 from helicon.config import check, load_recipe, signature_without
 from helicon.data.image import image_data
 from helicon.metrics.contact_sheet import ACROSS
+from helicon.models.audiolm.sounds import SoundMaker
+from helicon.models.meshgpt.meshes import MeshMaker
 from helicon.models.muse.maskgit import MaskGit
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
+from helicon.models.voicebox.speech import SpeechMaker
 from helicon.nn.network import class_path, find_class
 from toys import Line
 
@@ -320,14 +323,22 @@ def test_mistakes_are_one_sentence(made: Path, name: str, arguments: list[str], 
     assert sorted(Path.cwd().rglob("*")) == before
 
 
-@pytest.mark.parametrize(("name", "picture"), [("table.glb", "table.png"), ("voice.wav", "voice-spectrogram.png")])
-def test_a_picture_of_something_else_is_not_overwritten(name: str, picture: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "picture"),
+    [
+        (MeshMaker, "table.glb", "table.png"),
+        (SoundMaker, "voice.wav", "voice-spectrogram.png"),
+        (SpeechMaker, "voice.wav", "voice-spectrogram.png"),
+    ],
+)
+def test_a_picture_of_something_else_is_not_overwritten(kind: type[Any], name: str, picture: str) -> None:
+    maker = object.__new__(kind)  # of no network: what files are called does not depend on one
     Path(picture).write_text("mine")
     with pytest.raises(FileExistsError, match=f"{picture} is there already, and would be the picture of {name}"):
-        verb.Target(Path(name)).claim()
-    assert str(verb._free(Path(name).stem, Path(name).suffix)) == f"{Path(name).stem}-2{Path(name).suffix}"
+        verb.Target(Path(name)).claim(maker)
+    assert str(verb._free(Path(name).stem, Path(name).suffix, maker)) == f"{Path(name).stem}-2{Path(name).suffix}"
     Path(name).touch()  # then it is the picture of that, and both are replaced
-    verb.Target(Path(name)).claim()
+    verb.Target(Path(name)).claim(maker)
 
 
 def test_a_place_where_nothing_can_be_written_is_told_before_the_work(made: Path) -> None:
@@ -355,6 +366,7 @@ class WordMaker:
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
     sheet = None
+    beside = staticmethod(lambda path: None)
 
     def __init__(self, network: Line, *, texts: Sequence[str] = (), louder: bool = False):
         self.prompts, self.louder = list(texts) or ["silence"], louder

@@ -224,7 +224,7 @@ class Target:
         has_sheet = maker.sheet is not None and count <= MOST_ON_A_SHEET
         if out is None:
             fits_one_file = count == 1 or (has_sheet and usual in SHEET_SUFFIXES)
-            out = _free(_file_name(maker.prompts[0]), usual if fits_one_file else "")
+            out = _free(_file_name(maker.prompts[0]), usual if fits_one_file else "", maker)
         if "*" in out.name:
             target = cls(out.parent, out.name if out.suffix else out.name + usual)
         else:
@@ -237,10 +237,10 @@ class Target:
             )
         if target.pattern is None and count > 1 and not (has_sheet and suffix in SHEET_SUFFIXES):
             raise ConfigError(f"{count} things do not fit into {out}: give a folder, {out.with_suffix('')}")
-        target.claim()
+        target.claim(maker)
         return target
 
-    def claim(self) -> None:
+    def claim(self, maker: "Maker") -> None:
         """Makes the folder, and sees that it can be written into."""
         folder = self.path.parent if self.pattern is None else self.path
         if folder.is_file():
@@ -252,7 +252,7 @@ class Target:
         if self.pattern is not None and any(folder.iterdir()):
             raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
         check_writable(self.path)
-        picture = None if self.pattern is not None or self.path.exists() else picture_beside(self.path)
+        picture = None if self.pattern is not None or self.path.exists() else maker.beside(self.path)
         if picture is not None and picture.exists():  # beside no file that was made before: it is of something else
             raise FileExistsError(
                 f"{picture} is there already, and would be the picture of {self.path}: choose another name with -o"
@@ -269,18 +269,6 @@ class Target:
         assert maker.sheet is not None
         maker.sheet(made).write(self.path)
         return f"{self.path}, a sheet of {len(made)}"
-
-
-def picture_beside(path: Path) -> Path | None:
-    """The picture that is written with a file, where that is of a sound or a mesh."""
-    if path.suffix.lower() in SHEET_SUFFIXES:
-        return None
-    from helicon.data.sound import SUFFIXES, spectrogram_beside
-    from helicon.models.meshgpt import meshes
-
-    if path.suffix.lower() in SUFFIXES:
-        return spectrogram_beside(path)
-    return meshes.picture_beside(path) if path.suffix.lower() in meshes.MeshMaker.suffixes else None
 
 
 def check_writable(path: Path) -> None:
@@ -346,9 +334,10 @@ def _file_name(text: str) -> str:
     return words[:60].rstrip("-") or "generated"
 
 
-def _free(name: str, suffix: str) -> Path:
+def _free(name: str, suffix: str, maker: "Maker") -> Path:
+    """A file (or a folder, without a suffix) that is not there, nor is its picture."""
     path, number = Path(name + suffix), 1
-    while path.exists() or ((picture := picture_beside(path)) is not None and picture.exists()):
+    while path.exists() or (suffix and (picture := maker.beside(path)) is not None and picture.exists()):
         number += 1
         path = Path(f"{name}-{number}{suffix}")
     return path

@@ -369,7 +369,7 @@ def test_other_networks_are_refused(folder: Path) -> None:
 
 def test_a_share_of_ends_is_one() -> None:
     for end_prob in (2.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match=f"end_prob={end_prob}: it must be from 0 to 1"):
+        with pytest.raises(ValueError, match=f"end_prob={end_prob} is a probability: it must be between 0 and 1"):
             training_audio("synthetic", end_prob=end_prob)
 
 

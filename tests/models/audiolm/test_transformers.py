@@ -337,7 +337,9 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 )
 def test_sizes_that_cannot_be_are_refused(name: str, options: dict[str, Any]) -> None:
     ((option, value),) = options.items()
-    with pytest.raises(ValueError, match=f"^{option}={value} must be (at least 1|from 0 to 1)$"):
+    with pytest.raises(
+        ValueError, match=f"^{option}={value} (must be at least 1|is a probability: it must be between 0 and 1)$"
+    ):
         KINDS[name].build(**options)
 
 

@@ -409,9 +409,9 @@ def test_a_loss_that_is_not_known_is_refused():
         ({"discr_periods": (2, 0)}, r"discr_periods=\(2, 0\) must be at least 1"),
         (
             {"enc_cycle_dilations": (0,)},
-            r"enc_cycle_dilations=\(0,\) and dec_cycle_dilations=.* must be at least 1 each",
+            r"enc_cycle_dilations=\(0,\) must be at least 1",
         ),
-        ({"dec_cycle_dilations": (1, -1)}, r"dec_cycle_dilations=\(1, -1\) must be at least 1 each"),
+        ({"dec_cycle_dilations": (1, -1)}, r"dec_cycle_dilations=\(1, -1\) must be at least 1"),
         ({"discr_multi_scales": (0.3,)}, "must be 1 divided by a whole number"),
         ({"stft_normalized": True}, "there is none: ask for it with complex_stft_discr_kwargs="),
         ({"stft_discriminator": nn.Conv1d(1, 1, 3)}, "a Conv1d, which could not be saved: derive it from helicon.Netw"),

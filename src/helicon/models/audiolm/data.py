@@ -49,6 +49,7 @@ from helicon.models.soundstream.codecs import Codec
 from helicon.models.soundstream.model import SoundStream
 from helicon.models.soundstream.trainers import sound_choices
 from helicon.nn.network import Network
+from helicon.nn.numbers import check_probabilities
 
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
 
@@ -132,8 +133,7 @@ class AudioSource:
     sounds: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.end_prob <= 1:
-            raise ValueError(f"end_prob={self.end_prob}: it must be from 0 to 1")
+        check_probabilities(end_prob=self.end_prob)
 
     def at(self, rates: Mapping[str, int], channels: int = 1, least: int = 1, segments: bool = False) -> Any:
         """The samples, at the rate of each entry; all of a sample come from one read.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from helicon.data.sound import SUFFIXES, Sound, read_prompt
+from helicon.data.sound import SUFFIXES, Sound, read_prompt, spectrogram_beside
 from helicon.models.audiolm.pipeline import MAX_TIME_STEPS, AudioLM
 from helicon.models.audiolm.wrappers import (
     CoarseTransformerWrapper,
@@ -23,6 +23,7 @@ class SoundMaker:
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
     sheet = None  # no file holds several sounds
+    beside = staticmethod(spectrogram_beside)
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helicon.models.text.conditioning import CodeTable, Context, TextConditioned
+from helicon.nn.numbers import check_counts, check_probabilities
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import Transformer
@@ -75,8 +76,7 @@ class TokenTransformer(TextConditioned):
         """
         super().__init__()
         check_counts(dim=dim, depth=depth, heads=heads, dim_head=dim_head)
-        if not 0 <= cond_drop_prob <= 1:
-            raise ValueError(f"cond_drop_prob={cond_drop_prob} must be from 0 to 1")
+        check_probabilities(cond_drop_prob=cond_drop_prob)
         reads_texts = has_condition or audio_text_condition
         if audio_text_condition and cond_dim is None:
             cond_dim = dim
@@ -174,12 +174,6 @@ class TokenTransformer(TextConditioned):
         if isinstance(logits, Tensor):
             return _guided(logits, cond_scale)
         return tuple(None if part is None else _guided(part, cond_scale) for part in logits)
-
-
-def check_counts(**given: int) -> None:
-    for name, count in given.items():
-        if count < 1:
-            raise ValueError(f"{name}={count} must be at least 1")
 
 
 def twice(x: Tensor) -> Tensor:

@@ -117,6 +117,9 @@ class MeshMaker:
         (coordinates,), (mask,) = self.network.autoencoder.decode_from_codes_to_faces(self.prompt)
         return _made(coordinates, mask)
 
+    def beside(self, path: Path) -> Path | None:
+        return None if path.suffix.lower() == PICTURE else picture_beside(path)
+
     def sheet(self, meshes: Sequence[MadeMesh]) -> Sheet:
         draw = lambda rows, captions: mesh_sheet([[made.mesh for made in row] for row in rows], captions, ON_A_SHEET)
         return sheet_of_prompts(meshes, self.prompts, draw)

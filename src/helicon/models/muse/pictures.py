@@ -110,6 +110,9 @@ class PictureMaker:
             made = self.network.generate(**options)
         return [Picture(pixels) for pixels in made.float().cpu()]
 
+    def beside(self, path: Path) -> None:
+        """(Nothing is: they are pictures.)"""
+
     def sheet(self, pictures: Sequence[Picture]) -> Sheet:
         draw = lambda rows, captions: contact_sheet([_batch(row) for row in rows], captions)
         return sheet_of_prompts(pictures, self.prompts, draw)

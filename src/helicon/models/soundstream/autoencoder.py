@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from helicon.models.soundstream.layers import Activation, ConvOptions, Decoder, DenoiseFilm, Encoder, LocalAttention
 from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.conv import PadMode, StreamState
+from helicon.nn.numbers import check_counts
 from helicon.quantize.base import Quantized, Quantizer
 
 IsDenoising = bool | Bool[Tensor, " b"] | None
@@ -75,10 +76,12 @@ class SoundStreamAutoencoder(nn.Module):
                 keep noise and to take it out.
         """
         super().__init__()
-        if min(channels, input_channels) < 1:
-            raise ValueError(f"{channels=} and {input_channels=} must be at least 1")
-        if min([*enc_cycle_dilations, *dec_cycle_dilations], default=1) < 1:
-            raise ValueError(f"{enc_cycle_dilations=} and {dec_cycle_dilations=} must be at least 1 each")
+        check_counts(
+            channels=channels,
+            input_channels=input_channels,
+            enc_cycle_dilations=enc_cycle_dilations,
+            dec_cycle_dilations=dec_cycle_dilations,
+        )
         _check(quantizer, codebook_dim, strides, channel_mults, activation)
         self.hop = math.prod(strides)
         self.codebook_dim, self.input_channels, self.pad_mode = codebook_dim, input_channels, pad_mode

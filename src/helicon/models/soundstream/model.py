@@ -41,6 +41,7 @@ from helicon.models.soundstream.losses import (
 from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.conv import PadMode
 from helicon.nn.network import Network
+from helicon.nn.numbers import check_counts
 from helicon.nn.resample import resample
 from helicon.quantize import (
     GroupedResidual,
@@ -191,7 +192,7 @@ class SoundStream(Network):
         _refuse(attn_xpos_scale_base, attn_dynamic_pos_bias, use_gate_loop_layers, complex_stft_discr_logits_abs)
         _check_choices(mel_loss=mel_loss, adversarial_loss=adversarial_loss)
         _check_discriminators(stft_discriminator, complex_stft_discr_kwargs, stft_normalized)
-        _check_counts(
+        check_counts(
             codebook_size=codebook_size,
             rq_num_quantizers=rq_num_quantizers,
             rq_quantize_dropout_multiple_of=rq_quantize_dropout_multiple_of,
@@ -536,12 +537,6 @@ def _check_choices(**chosen: str) -> None:
     for name, value in chosen.items():
         if value not in known[name]:
             raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, known[name]))}")
-
-
-def _check_counts(**given: int | Sequence[int] | None) -> None:
-    for name, counts in given.items():
-        if counts is not None and min([counts] if isinstance(counts, int) else counts, default=1) < 1:
-            raise ValueError(f"{name}={counts} must be at least 1")
 
 
 def _check_discriminators(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from helicon.data.sound import SUFFIXES, Sound, read_prompt
+from helicon.data.sound import SUFFIXES, Sound, read_prompt, spectrogram_beside
 from helicon.models.voicebox.durations import DurationPredictor, frames_of
 from helicon.models.voicebox.features import MelVoco
 from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
@@ -94,6 +94,7 @@ class SpeechMaker:
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
     sheet = None  # no file holds several sounds
+    beside = staticmethod(spectrogram_beside)
 
     def __init__(
         self,
