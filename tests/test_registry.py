@@ -1,6 +1,9 @@
 """The contract every registered family joins by being registered, and every shipped recipe by being shipped."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,34 @@ def test_recorded_steps_equal_plain_ones(name: str, monkeypatch: pytest.MonkeyPa
     # Some kernels add in any order, so that plain steps do not quite equal themselves.
     plain, again, recorded = losses
     assert ((recorded - plain).abs() <= 5 * (plain - again).abs() + 1e-3 * plain.abs() + 1e-4).all(), losses
+
+
+STEPS_OF_EVERY_SIZE = """
+import torch
+from helicon import registry
+from test_registry import build
+
+compiled = torch.nn.Module.compile
+torch.nn.Module.compile = lambda self: compiled(self, backend="eager")  # reads the code, and writes none
+for name in registry.entries:
+    for size in (2, 3, 4):
+        print(f"{name}, {size} at a time", flush=True)
+        build(name, f"{name}-{size}", compile=True, batch_size=size, grad_accum_every=1, num_train_steps=9).train_step()
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_follows_batches_of_any_size() -> None:
+    """In a process of its own, where annotations are not checked: the compiler would have to follow the checks, too."""
+    python_path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", STEPS_OF_EVERY_SIZE]
+    run = subprocess.run(
+        command, env=python_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stdout
+    assert f"{list(registry.entries)[-1]}, 4 at a time" in run.stdout and "could not be compiled" not in run.stdout, (
+        run.stdout
+    )
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ pytestmark = [
         "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
     ),  # torch's own import
 ]
+
+
+def with_analysis() -> AbstractContextManager[None]:
+    """Of tiles, by the compiler: switched on, and afterwards as it was."""
+    from torch._inductor import config
+
+    return config.patch({"triton.coalesce_tiling_analysis": True})
 
 
 class Waves(nn.Module):
@@ -50,12 +58,34 @@ def test_a_network_the_compiler_fails_at_runs_as_it_is(
     network, x = Waves(3.0), torch.randn(2, 5)
     expected = network(x)
     compile_in_place(network)
-    with caplog.at_level(logging.WARNING):
+    with with_analysis(), caplog.at_level(logging.WARNING):
         outputs = [network(x), network(x)]
     assert all(torch.equal(output, expected) for output in outputs)
     outputs[0].sum().backward()
     assert network.project.weight.grad is not None
     assert caplog.text.count("Waves could not be compiled") == 1 and "no such tiling" in caplog.text
+
+
+def test_a_compiler_that_fails_at_its_analysis_of_tiles_goes_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    compile_to_module = GraphLowering.compile_to_module
+
+    def fail_with_analysis(self: GraphLowering) -> object:
+        assert not config.triton.coalesce_tiling_analysis
+        return compile_to_module(self)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(GraphLowering, "compile_to_module", fail_with_analysis)
+    network, x = Waves(5.0), torch.randn(2, 5)
+    expected = network(x)
+    compile_in_place(network)
+    with with_analysis(), caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(network(x), expected)
+    assert network._compiled_call_impl is not None and not caplog.text
 
 
 def test_a_mistake_of_the_caller_is_not_taken_for_the_compiler_s() -> None:

@@ -15,6 +15,7 @@ def compile_in_place(module: nn.Module) -> None:
     """A compiler that cannot take a network, or not in a new shape, says so once; the run goes on without it."""
     import torch._dynamo  # neither of these comes with torch itself, and runs that do not compile are spared them
     import torch._functorch.config
+    import torch._inductor.config
 
     # The backward pass is compiled with the forward pass, not in the middle of a step.
     if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
@@ -27,9 +28,13 @@ def compile_in_place(module: nn.Module) -> None:
     assert compiled is not None
 
     def call(*inputs: Any, **named: Any) -> Any:
+        tiles = torch._inductor.config.triton
         try:
             return compiled(*inputs, **named)
         except torch._dynamo.exc.TorchDynamoException as error:
+            if getattr(tiles, "coalesce_tiling_analysis", False):  # stumbles, in torch 2.11, over sizes that vary
+                tiles.coalesce_tiling_analysis = False
+                return call(*inputs, **named)
             outputs = module._call_impl(*inputs, **named)  # what fails here too is not the compiler's fault
             module._compiled_call_impl = None
             reason = str(error).strip().partition("\n")[0]

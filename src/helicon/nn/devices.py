@@ -9,3 +9,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def drawn_by(generator: torch.Generator | None) -> dict[str, torch.Generator]:
+    """Keywords for a draw, without `generator` where there is none: with it, the compiler refuses batches of varying size."""
+    return {} if generator is None else {"generator": generator}

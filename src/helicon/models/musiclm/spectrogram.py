@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helicon.metrics.audio import LOG_FLOOR, mel_filterbank, mel_spectrogram
+from helicon.nn.devices import drawn_by
 from helicon.nn.lengths import before
 
 CENTRE, SPREAD = -6.0, 3.0  # of the logarithm of a magnitude, which is about 0 for the loudest tone
@@ -138,8 +139,8 @@ class Augmentation:
             waves = torch.where(before(lengths, waves.shape[1]), waves, 0.0)
         own = waves.shape[1] if lengths is None else lengths[:, None].clamp(min=1)
         level = (waves.square().sum(dim=1, keepdim=True) / own).sqrt()
-        part = self.noise * torch.rand(len(waves), 1, device=waves.device, generator=generator)
-        return waves + part * level * torch.randn(waves.shape, device=waves.device, generator=generator)
+        part = self.noise * torch.rand(len(waves), 1, device=waves.device, **drawn_by(generator))
+        return waves + part * level * torch.randn(waves.shape, device=waves.device, **drawn_by(generator))
 
     def __call__(
         self,
@@ -149,7 +150,7 @@ class Augmentation:
     ) -> Float[Tensor, "b t m"]:
         """`lengths` are in frames; frames after them stay silent."""
         batch, frames, bands = levels.shape
-        draws = torch.rand(6, batch, 1, device=levels.device, generator=generator)
+        draws = torch.rand(6, batch, 1, device=levels.device, **drawn_by(generator))
         own = lengths[:, None] if lengths is not None else torch.full((batch, 1), frames, device=levels.device)
         changed = self._stretched(levels, own, draws[0], draws[1]) if self.stretch < 1 else levels
         widest = (own * LARGEST_MASK).clamp(max=self.time_mask)

@@ -25,7 +25,7 @@ from helicon.models.musiclm.spectrogram import SILENCE, Augmentation, LogMel, pa
 from helicon.models.text.base import TruncationNotice, readable
 from helicon.models.text.byte import BEGIN, END, VOCABULARY, bytes_of
 from helicon.nn.attention import OffsetBias
-from helicon.nn.devices import sent
+from helicon.nn.devices import drawn_by, sent
 from helicon.nn.lengths import before
 from helicon.nn.network import Network
 from helicon.nn.transformer import Layer, Transformer, run_layer
@@ -263,7 +263,7 @@ class AudioSpectrogramTransformer(Tower):
         """Which patches stay, as many in every row; and which of those are real: the same part of every clip, and one at least."""
         total = places.shape[1]
         count = math.ceil(total * (1 - self.patch_dropout_prob))
-        order = torch.rand(batch, total, device=places.device, generator=generator)
+        order = torch.rand(batch, total, device=places.device, **drawn_by(generator))
         if is_real is None:
             return order.argsort(dim=1)[:, :count], None
         kept = order.masked_fill(~is_real, 2.0).argsort(dim=1)[:, :count]

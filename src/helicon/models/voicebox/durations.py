@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from helicon.models.voicebox.model import ConvolvedPositions, checked_masking, hidden_mask, repeated
 from helicon.nn.capture import evaluating
+from helicon.nn.devices import drawn_by
 from helicon.nn.network import Network
 from helicon.nn.transformer import Transformer
 
@@ -148,7 +149,7 @@ class DurationPredictor(Network):
             cond_mask = self.draw_hidden(is_phoneme, generator) if learns else is_phoneme
         hidden = cond_mask
         if cond_drop_prob:
-            dropped = torch.rand(len(hidden), 1, device=hidden.device, generator=generator) < cond_drop_prob
+            dropped = torch.rand(len(hidden), 1, device=hidden.device, **drawn_by(generator)) < cond_drop_prob
             hidden = hidden | dropped
         cond = target if cond is None else cond
         logarithms = self.logarithms(phoneme_ids, is_phoneme, hidden, cond)

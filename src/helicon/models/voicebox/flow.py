@@ -22,7 +22,7 @@ from helicon.config import nearest
 from helicon.models.voicebox.model import VoiceBox, repeated
 from helicon.models.voicebox.solving import Drawn, Evaluator, Prompt, Solving, canvas
 from helicon.nn.capture import evaluating
-from helicon.nn.devices import sent
+from helicon.nn.devices import drawn_by, sent
 from helicon.nn.lengths import before
 from helicon.nn.network import Network
 
@@ -228,8 +228,8 @@ class ConditionalFlowMatcherWrapper(Network):
         vary less. Without `cond_drop_prob` it is the wrapper's own in training, and 0 in evaluation.
         """
         rows, n, _ = features.shape
-        noise = torch.randn(features.shape, device=features.device, generator=generator)
-        order, within = torch.rand(2, rows, device=features.device, generator=generator)
+        noise = torch.randn(features.shape, device=features.device, **drawn_by(generator))
+        order, within = torch.rand(2, rows, device=features.device, **drawn_by(generator))
         times = (order.argsort() + within) / rows
         is_frame = torch.ones(rows, n, dtype=torch.bool, device=features.device) if mask is None else mask
         hidden = self.voicebox.draw_hidden(is_frame, generator) if cond_mask is None else cond_mask & is_frame
@@ -512,7 +512,7 @@ class ConditionalFlowMatcherWrapper(Network):
         """The canvas with its hidden frames made."""
         self._check_room(blank, ids)
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        noise = torch.randn(blank.features.shape, device=self.device, generator=generator)
+        noise = torch.randn(blank.features.shape, device=self.device, **drawn_by(generator))
         context, mask = None, None if bool(blank.mask.all()) else blank.mask
         if bool((blank.mask & ~blank.hidden).any()):
             context = self.normalise(blank.features)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helicon.nn.convnext import ConvNeXtBlock
+from helicon.nn.devices import drawn_by
 from helicon.nn.network import Network
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import Transformer, run_layer
@@ -70,7 +71,7 @@ def span_mask(
 ) -> Bool[Tensor, "b n"]:
     """One run of frames in each row, whose share of the row's frames is uniform between the fractions."""
     low, high = fractions
-    share, start = torch.rand(2, len(num_frames), device=num_frames.device, generator=generator)
+    share, start = torch.rand(2, len(num_frames), device=num_frames.device, **drawn_by(generator))
     length = ((low + (high - low) * share) * num_frames).round().clamp(min=1)
     first = (start * (num_frames - length + 1)).floor()
     place = torch.arange(n, device=num_frames.device)
@@ -85,7 +86,7 @@ def hidden_mask(
 ) -> Bool[Tensor, "b n"]:
     """What of each row is hidden while it is learned from: all of it in `p_drop_prob` of the rows, and one run in the others."""
     spans = span_mask(is_real.sum(dim=1), is_real.shape[1], fractions, generator)
-    dropped = torch.rand(len(is_real), 1, device=is_real.device, generator=generator) < p_drop_prob
+    dropped = torch.rand(len(is_real), 1, device=is_real.device, **drawn_by(generator)) < p_drop_prob
     return (spans | dropped) & is_real
 
 
@@ -279,7 +280,7 @@ class VoiceBox(Network):
         self, rows: int, cond_drop_prob: float, generator: torch.Generator | None = None
     ) -> Bool[Tensor, " b"]:
         """Which rows keep text and context; guidance leads away from what the others learn."""
-        return torch.rand(rows, device=self.device, generator=generator) >= cond_drop_prob
+        return torch.rand(rows, device=self.device, **drawn_by(generator)) >= cond_drop_prob
 
     # ------------------------------------------------------------------ the velocity
 
