@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 import report
 from helicon.engine.trainer import Trainer
@@ -30,10 +31,41 @@ class Deadline:
         return left
 
 
+class Best:
+    """The averaged weights of the lowest validation loss. Little data is known by heart long before minutes are over."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.step, self.loss = trainer, 0, float("inf")
+        self.weights: list[Tensor] = []
+
+    def look(self) -> None:
+        """After each step."""
+        trainer = self.trainer
+        if trainer.valid_step != trainer.step or trainer.valid_loss is None or trainer.valid_loss >= self.loss:
+            return
+        assert trainer.ema is not None
+        self.step, self.loss = trainer.step, trainer.valid_loss
+        self.weights = [tensor.clone() for tensor in trainer.ema.average]
+
+    def put_back(self) -> dict[str, Any]:
+        """The trainer's averaged weights are these again."""
+        if not self.weights:
+            return {}
+        assert self.trainer.ema is not None
+        for average, kept in zip(self.trainer.ema.average, self.weights, strict=True):
+            average.copy_(kept)
+        return {"judged at step": self.step}
+
+
 def train_for(
-    deadline: Deadline, num_probed: int, build: Callable[..., Trainer], adversary_from: float = 1.0
+    deadline: Deadline,
+    num_probed: int,
+    build: Callable[..., Trainer],
+    adversary_from: float = 1.0,
+    keep_best: bool = False,
 ) -> tuple[Trainer, dict[str, Any]]:
-    """Trains as many steps as fit, and says how many those were.
+    """Trains as many steps as fit, and says how many those were; with `keep_best`, the averaged weights are then those that
+    validated best.
 
     A trainer that is thrown away measures the steps, those with the adversary apart; the weights are then put back. It also
     compiles: the network is the same, so the second trainer finds everything compiled.
@@ -53,10 +85,13 @@ def train_for(
     seconds = deadline.seconds()
     steps = max(10, int(0.97 * seconds / mean))
     trainer = build(steps + 1, int(adversary_from * steps), None)  # a last step would save and sample
+    best = Best(trainer)
     end, start = time.monotonic() + seconds, time.monotonic()
     with trainer.session():
         while trainer.step < steps and time.monotonic() < end:
             trainer.train_step()
+            if keep_best:
+                best.look()
         report.synchronize()
     took = time.monotonic() - start
     return trainer, {
@@ -64,6 +99,7 @@ def train_for(
         "of": steps,
         "minutes": took / 60,
         "ms per step": 1000 * took / trainer.step,
+        **best.put_back(),
     }
 
 

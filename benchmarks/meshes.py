@@ -6,14 +6,14 @@
     python benchmarks/meshes.py --data meshes --stage compact --budget-seconds 580 --out report     # needs no autoencoder
     python benchmarks/meshes.py --data synthetic --tiny --out report                  # anywhere, a minute; means nothing
 
-A tenth of the meshes (chosen by a hash of their names) is held out; the others are stretched at random, a few times each, beforehand.
-All of them wait on the device, in groups of like size, so that nothing but the network takes time. Each stage measures its speed,
-fits the number of steps, and with it the cosine schedule, to the time it has, trains through the trainer, and is judged with the
-averaged weights on the held-out meshes. Of the autoencoder: how many triangles come back with all nine coordinates in their bins,
-and how many coordinates. Of the transformers: the cross-entropy of a token and of a face, and what they make of held-out captions:
-how many meshes are watertight, edges at which more than two faces meet, and the chamfer distance to the mesh that the caption is of
-and to another. The row "real" says the same of the held-out meshes themselves. The stages leave their networks in `--run`.
-`model.KEY=VALUE` and `trainer.KEY=VALUE` change a stage.
+A tenth of the meshes (chosen by a hash of their names) is held out; the others are stretched at random, a few times each, beforehand. All
+of them wait on the device, in groups of like size, so that nothing but the network takes time. Each stage measures its speed, fits the
+number of steps, and with it the cosine schedule, to the time it has, trains through the trainer, and is judged with the averaged weights on
+the held-out meshes. Of the autoencoder: how many triangles come back with all nine coordinates in their bins, and how many coordinates. Of
+the transformers (with those averaged weights that validated best, on the same meshes): the cross-entropy of a token and of a face, and what
+they make of held-out captions: how many meshes are watertight, edges at which more than two faces meet, and the chamfer distance to the
+mesh that the caption is of and to another. The row "real" says the same of the held-out meshes themselves. The stages leave their networks
+in `--run`. `model.KEY=VALUE` and `trainer.KEY=VALUE` change a stage.
 """
 
 import argparse
@@ -326,7 +326,7 @@ def _train_on_codes(
         shared = options(steps, run or experiment.run / f"{stage}-run")
         return MeshTransformerTrainer(model, train_dataloader=train, val_dataloader=valid, **{**shared, **own})
 
-    trainer, how = train_for(deadline, size.probe, build)
+    trainer, how = train_for(deadline, size.probe, build, keep_best=True)
     shown = experiment.held_out[: size.made]
     real, rows, made = [true_mesh(sample) for sample in shown], [], []
     # Nothing is worth compiling for a few meshes of several lengths. (Steps are captured as CUDA graphs all the same.)

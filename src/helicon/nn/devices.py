@@ -1,4 +1,6 @@
-"""From the host to a device."""
+"""Tensors sent to a device, and drawn on it."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def drawn_by(generator: torch.Generator | None) -> dict[str, torch.Generator]:
+def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
     """Keywords for a draw, without `generator` where there is none: with it, the compiler refuses batches of varying size."""
     return {} if generator is None else {"generator": generator}
