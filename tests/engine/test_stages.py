@@ -2,13 +2,29 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import helicon
 from helicon.engine.checkpoint import checkpoints
-from helicon.nn.network import load_network
+from helicon.nn.network import Network, load_network
 from toys import Line, LineTask, ToyTrainer, line_task
+
+
+class Ruler(Network):
+    """A stage without weights."""
+
+    def __init__(self, length: int):
+        super().__init__()
+        self.length = length
+
+
+class Measured(Line):
+    def __init__(self, ruler: Ruler):
+        super().__init__()
+        self.ruler = ruler
 
 
 class Upper(Line):
@@ -75,3 +91,29 @@ def test_a_run_goes_on_with_the_stage_it_was_trained_on_alone(caplog: pytest.Log
     assert trainer(Line.from_pretrained("first"), 6).step == 6
     assert not caplog.records, "the same weights, from wherever they come"
     assert trainer(Line(), 6).step == 6 and "is not at" in caplog.text
+
+
+def test_weights_that_start_on_another_stage_are_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    first, same, other = Line(), Line(), Line()
+    same.load_own_state(first.own_state())
+    torch.nn.init.ones_(other.layers[0].weight)
+    ToyTrainer(LineTask(Upper(first)), results_folder="first", num_train_steps=2).train()
+    for name, stage in {"same": same, "other": other}.items():
+        caplog.clear()
+        tuned = ToyTrainer(LineTask(Upper(stage)), results_folder=name, init_from="first")
+        assert torch.equal(tuned.task.model.layers[0].weight, helicon.load("first").layers[0].weight)
+        assert ("were trained on another stage than this run has" in caplog.text) == (name == "other")
+
+
+def test_a_stage_without_weights_is_known_by_what_it_was_built_with(caplog: pytest.LogCaptureFixture) -> None:
+    def trainer(length: int, steps: int, **options: Any) -> ToyTrainer:
+        return ToyTrainer(LineTask(Measured(Ruler(length))), num_train_steps=steps, **options)
+
+    trainer(3, 2, results_folder="run").train()
+    assert trainer(3, 4, results_folder="run", resume=True).step == 2
+    with pytest.raises(ValueError, match=r"was trained on the ruler at .*, and this trainer has another"):
+        trainer(4, 4, results_folder="run", resume=True)
+    trainer(3, 2, results_folder="same", init_from="run")
+    assert not caplog.records
+    trainer(4, 2, results_folder="other", init_from="run")
+    assert "were trained on another ruler than this run has" in caplog.text

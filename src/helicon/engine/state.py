@@ -34,6 +34,8 @@ from helicon.nn.network import (
     Network,
     class_path,
     load_state,
+    same_arguments,
+    same_network,
     stage_reference,
 )
 
@@ -299,6 +301,13 @@ def load_weights(model: Network, source: Network) -> None:
     if source.kind is not model.kind:
         raise ValueError(f"init_from holds a {source.kind.__name__}, and this trainer trains a {model.kind.__name__}")
     model.load_own_state(source.own_state())
+    former = source.stages()
+    for name, stage in model.stages().items():
+        if name in former and not same_network(former[name], stage):
+            logger.warning(
+                "init_from: these weights were trained on another %s than this run has, and what it makes of data is new to them",
+                name,
+            )
 
 
 def _stage_reference(stage: Network, name: str, run: Path, folder: Path) -> dict[str, Any]:
@@ -348,10 +357,12 @@ def _check_stages(loaded: Loaded, model: Network) -> None:
     stages = model.stages()
     for name, reference in loaded.document(CONFIG_FILE)["stages"].items():
         stage, folder = stages.get(name), (loaded.folder / reference["path"]).resolve()
-        if stage is not None and stage.source_sha256 == reference["sha256"]:
-            continue
         saved = _saved_weights(folder)
-        if stage is not None and _are_of(saved, stage):
+        if stage is not None and not stage.own_state():  # a log-mel spectrogram, say: how it was built is all there is
+            if same_arguments(reference["config"], stage.config()):
+                continue
+            saved = {}
+        elif stage is not None and (stage.source_sha256 == reference["sha256"] or _are_of(saved, stage)):
             continue
         if stage is None or saved is not None:
             raise ValueError(

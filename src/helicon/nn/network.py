@@ -249,11 +249,19 @@ def _weights_hashes(folder: Path) -> dict[str, str | None]:
     return {"sha256": sha256(folder / WEIGHTS_FILE), "ema_sha256": sha256(averaged) if averaged.exists() else None}
 
 
+def same_arguments(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two configs, read or just made, are of networks of one class that were built alike."""
+    plain = [json.loads(json.dumps({key: config[key] for key in ("class", "arguments")})) for config in (first, second)]
+    return bool(plain[0] == plain[1])
+
+
 def same_network(first: Network, second: Network) -> bool:
-    """Whether two networks are one and the same, or copies: of one class, with the same weights."""
+    """Whether two networks are one and the same, or copies: of one class, with the same weights, or without any and built alike."""
     if first is second:
         return True
     mine, others = first.own_state(), second.own_state()
+    if not mine and not others:
+        return same_arguments(first.config(), second.config())
     shared = mine.keys() & others.keys()  # a copy that is only used may have left out what is needed to train
     return (
         first.kind is second.kind
