@@ -362,6 +362,23 @@ def test_a_loss_that_is_not_a_number_is_never_the_best() -> None:
     assert checkpoints(RUN) == [folder(2), folder(5)]
 
 
+def test_best_means_the_whole_checkpoint_of_the_lowest_validation_loss(caplog: pytest.LogCaptureFixture) -> None:
+    for step, loss in ((1, 0.2), (2, 0.4), (3, None), (4, float("nan")), (5, 0.5)):
+        save(step, valid_loss=loss)
+    assert resolve(RUN / "best") == folder(1) and resolve(RUN) == folder(5)
+    (folder(1) / "model.safetensors").write_bytes(b"")
+    assert resolve(RUN / "best") == folder(2) and "is damaged" in caplog.text
+    (RUN / "best").mkdir()  # a user's own folder of that name is what it is
+    with pytest.raises(FileNotFoundError, match="is neither a run, a checkpoint nor a saved network"):
+        resolve(RUN / "best")
+
+
+def test_a_run_without_validation_has_no_best_checkpoint() -> None:
+    save(1, valid_loss=None)
+    with pytest.raises(FileNotFoundError, match="has no whole checkpoint with a validation loss: run means its newest"):
+        resolve(RUN / "best")
+
+
 def test_pruning_never_deletes_what_was_just_written() -> None:
     """A run that fell back from two damaged checkpoints and is stopped early saves a step that lies before them."""
     for step in (3, 6, 9):

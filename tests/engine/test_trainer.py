@@ -384,6 +384,29 @@ def test_helicon_load_rebuilds_the_averaged_network_from_the_folder_alone() -> N
     assert all(torch.equal(online.own_state()[n], v) for n, v in weights(trainer.task).items())
 
 
+def test_a_run_whose_validation_loss_has_risen_says_where_it_was_lowest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"num_train_steps": 4, "save_model_every": 1, "val_every": 1, "valid_frac": 0.2, "keep_last": 1}
+    for name, losses in {"falling": (4, 3, 2, 1), "rising": (3, 2, 4, 5)}.items():
+        trainer = ToyTrainer(line_task(), results_folder=name, **options)
+        due = iter(losses)
+
+        def validate(trainer: Any = trainer, due: Any = due) -> dict[str, float]:
+            trainer.valid_loss, trainer.valid_step = float(next(due)), trainer.step
+            return {"valid_loss": trainer.valid_loss}
+
+        monkeypatch.setattr(trainer, "validate", validate)
+        trainer.train()
+        said = capsys.readouterr().out
+        risen = "the validation loss was lower before, 2 at step-00000002: rising/best means that checkpoint"
+        assert (risen in said) == (name == "rising") and ("lower before" in said) == (name == "rising")
+    best, last = helicon.load("rising/best").own_state(), helicon.load("rising").own_state()
+    assert any(not torch.equal(best[key], last[key]) for key in last)
+    online = helicon.load("rising/checkpoints/step-00000002").own_state()
+    assert all(torch.equal(best[key], online[key]) for key in best)
+
+
 def test_init_from_starts_from_weights_alone() -> None:
     first = ToyTrainer(line_task(), results_folder="run", num_train_steps=5)
     first.train()

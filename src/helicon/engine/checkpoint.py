@@ -20,7 +20,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ STATE_FOLDER = "state"
 TRAINER_FILE = f"{STATE_FOLDER}/trainer.json"
 RANDOM_FILE = f"{STATE_FOLDER}/random.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+BEST = "best"  # RUN/best: the checkpoint of the lowest validation loss
 LOCK_FILE = ".lock"
 FORMAT = 1  # raised when older readers could not understand a checkpoint
 
@@ -182,12 +183,31 @@ def newest_whole(run: Path) -> Path | None:
     return None
 
 
+def best_first(folders: Sequence[Path]) -> dict[Path, float]:
+    """The checkpoints whose validation loss is known, the lowest first."""
+    known = {folder: loss for folder in folders if (loss := _valid_loss(folder)) is not None}
+    return dict(sorted(known.items(), key=lambda item: item[1]))
+
+
+def best_whole(run: Path) -> Path:
+    """The checkpoint of the lowest validation loss that is whole."""
+    for folder in best_first(checkpoints(run)):
+        try:
+            verify(folder)
+        except DamagedCheckpoint as error:
+            logger.warning("%s; trying the next best", error)
+        else:
+            return folder
+    raise FileNotFoundError(f"the run {run} has no whole checkpoint with a validation loss: {run} means its newest one")
+
+
 def _home(aside: Path) -> Path:
     return aside.with_name(aside.name.removeprefix(".").removesuffix(".old"))
 
 
 def resolve(path: Path) -> Path:
-    """The checkpoint (or saved network) that a user's path means: itself, or a run's newest whole one. Verified."""
+    """The checkpoint (or saved network) that a user's path means: itself, or a run's newest whole one, or, of RUN/best, that of its
+    lowest validation loss. Verified."""
     if path.is_file():
         raise ValueError(
             f"{path} is a file, and Helicon loads folders (config.json + safetensors): "
@@ -196,6 +216,8 @@ def resolve(path: Path) -> Path:
     if not path.exists() and (_aside(path) / MANIFEST_FILE).exists():
         logger.warning("%s was being replaced when its process died: using the one before", path)
         path = _aside(path)
+    if path.name == BEST and not path.exists() and (path.parent / CHECKPOINTS_FOLDER).is_dir():
+        return best_whole(path.parent)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no checkpoint or run folder at {path}")
     if (path / CHECKPOINTS_FOLDER).is_dir():
@@ -255,9 +277,7 @@ def prune(run: Path, keep_last: int, written: Path) -> None:
     if keep_last == 0 or len(folders) <= keep_last:
         return
     kept = set(folders[-keep_last:])
-    known = {folder: loss for folder in folders if (loss := _valid_loss(folder)) is not None}
-    if known:
-        kept.add(min(known, key=lambda folder: known[folder]))
+    kept |= set(list(best_first(folders))[:1])
     for folder in folders:
         if folder not in kept:
             # Renamed first: a kill half-way through the deletion must not leave a folder that looks like a checkpoint.

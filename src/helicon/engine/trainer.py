@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from helicon.data.loader import Loader, Position
 from helicon.engine import state
-from helicon.engine.checkpoint import BackgroundWriter, checkpoints, locked, resolve
+from helicon.engine.checkpoint import BEST, BackgroundWriter, best_first, checkpoints, locked, resolve
 from helicon.engine.ema import EMA
 from helicon.engine.feed import Feed
 from helicon.engine.optim import LossScale, NetworkOptimizer, OptimizerSettings
@@ -158,6 +158,12 @@ class Trainer(Surface):
             self.writer.finish()
             self._stop_if_asked()
         self.print(f"{self.name}: {self.step} steps done; the run is in {self.results_folder}")
+        best = next(iter(best_first(checkpoints(self.results_folder)).items()), None)
+        if best is not None and self.valid_loss is not None and best[1] < self.valid_loss:
+            self.print(
+                f"{self.name}: the validation loss was lower before, {best[1]:.4g} at {best[0].name}: "
+                f"{self.results_folder / BEST} means that checkpoint"
+            )
 
     __call__ = train
 
