@@ -47,6 +47,13 @@ class LineTask(Task):
         return {"guesses.txt": lambda path: path.write_text(text)}
 
 
+class GuessingTask(LineTask):
+    """Its validation loss is random."""
+
+    def validate(self, batch: Batch) -> Loss:
+        return Loss(torch.rand(len(batch["x"])).mean())
+
+
 class MaskedTask(LineTask):
     """The loss is a mean over masked items, whose number differs between batches."""
 

@@ -17,6 +17,7 @@ import helicon
 from helicon import config, registry
 from helicon.cli import app
 from helicon.config import Recipe, load_recipe, signature_without
+from helicon.engine.checkpoint import locked
 from toys import Line, LineTask, Points, ToyTrainer
 
 RECIPE = """\
@@ -74,6 +75,15 @@ def test_train_with_overrides(toy: Path) -> None:
     assert (recipe.model, recipe.trainer["num_train_steps"], recipe.trainer["lr"]) == ({"dim": 3, "width": 7}, 3, 1e-3)
     assert recipe.summary == "A line through points."
     assert helicon.load(toy / "here").layers[0].weight.shape == (7, 3)
+
+
+def test_a_resume_that_is_refused_leaves_the_recipe_of_the_run_that_goes_on(toy: Path) -> None:
+    call("train", "toy.yaml")
+    before = Path("runs/toy/recipe.yaml").read_text()
+    with locked(Path("runs/toy")):
+        result = call("resume", "runs/toy", "num_train_steps=6", "lr=0.5")
+    assert result.exit_code == 1 and "another process is training in runs/toy" in result.stderr
+    assert Path("runs/toy/recipe.yaml").read_text() == before
 
 
 def test_resume_continues_the_run_as_if_it_had_not_stopped(toy: Path) -> None:

@@ -98,3 +98,17 @@ def test_datasets_without_names_are_split_by_index_and_keep_fetch():
     assert valid is not None and train.keys is None
     assert [train.fetch(i, torch.Generator().manual_seed(0))[0] for i in range(6)] == list(train.indices)
     assert valid.fetch(0, torch.Generator().manual_seed(0)) == valid.fetch(0, torch.Generator().manual_seed(0))
+
+
+def test_items_of_one_name_stay_together():
+    """Segments of a recording, say: a network that has heard the others would be asked for what it knows."""
+    keys = [f"{recording}.wav" for recording in range(10) for _ in range(recording + 1)]
+    train, valid = split_indices(keys, 0.2, 3)
+    assert sorted(train + valid) == list(range(len(keys)))
+    held_out = {keys[index] for index in valid}
+    assert len(held_out) == 2 and not held_out & {keys[index] for index in train}
+    assert held_out == {f"{index}.wav" for index in split_indices([f"{n}.wav" for n in range(10)], 0.2, 3)[1]}
+
+
+def test_of_one_recording_validation_has_one_piece():
+    assert split_indices(["a.wav"] * 10, 0.2, 0) == (list(range(2, 10)), [0, 1])

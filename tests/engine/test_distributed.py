@@ -15,7 +15,7 @@ import helicon
 from helicon.data.loader import Position
 from helicon.engine.checkpoint import checkpoints, read_manifest
 from plain_loop import train_one, train_pair, whole_batches
-from toys import MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
+from toys import GuessingTask, Line, MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
@@ -67,6 +67,13 @@ def test_validation_is_averaged_over_all_ranks(out: Path, tmp_path: Path) -> Non
     )
     alone.train()
     assert facts["valid_loss"] == pytest.approx(alone.validate()["valid_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_random_validation_loss_is_the_same_on_any_number_of_processes(out: Path, tmp_path: Path) -> None:
+    facts = json.loads((out / "facts.json").read_text())
+    alone = ToyTrainer(GuessingTask(Line()), results_folder=tmp_path / "a", batch_size=2, valid_frac=0.3)
+    assert facts["guessed"] == pytest.approx(alone.validate()["valid_loss"], rel=1e-6)
 
 
 @pytest.fixture

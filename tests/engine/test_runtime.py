@@ -135,6 +135,30 @@ def test_on_a_gpu_the_option_comes_first_then_accelerates_then_bf16(
     assert _precision(options(**chosen), torch.device("cuda")) == expected
 
 
+@pytest.mark.parametrize(("launched", "expected"), [("bf16", "bf16"), ("no", "no")])
+def test_the_precision_that_accelerate_launch_names_is_used(
+    launched: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    assert Runtime(options()).precision == expected
+    assert Runtime(options(mixed_precision="no")).precision == "no"
+
+
+def test_what_another_loop_would_do_is_refused_instead_of_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    for given in ({"accelerate_kwargs": {"gradient_accumulation_steps": 4}}, {"accelerator": own}):
+        with pytest.raises(ValueError, match=r"gradient_accumulation_steps=[34]: write it as grad_accum_every"):
+            Runtime(options(**given))
+    assert Runtime(options(accelerate_kwargs={"gradient_accumulation_steps": 1})).precision == "no"
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=2: write it as grad_accum_every"):
+        Runtime(options())
+    monkeypatch.delenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"configured for FSDP.*torchrun.*trainer.shard=true"):
+        Runtime(options())
+
+
 def test_an_old_gpu_computes_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     assert _precision(options(), torch.device("cuda")) == "no"

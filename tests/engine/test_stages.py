@@ -117,3 +117,54 @@ def test_a_stage_without_weights_is_known_by_what_it_was_built_with(caplog: pyte
     assert not caplog.records
     trainer(4, 2, results_folder="other", init_from="run")
     assert "were trained on another ruler than this run has" in caplog.text
+
+
+def test_a_stage_that_was_trained_anew_in_its_folder_is_refused_and_its_weights_still_start_a_new_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def trainer(**options: Any) -> ToyTrainer:
+        return ToyTrainer(LineTask(Upper(Line.from_pretrained("stage"))), num_train_steps=4, **options)
+
+    first = Line()
+    first.save_pretrained("stage")
+    run = ToyTrainer(LineTask(Upper(Line.from_pretrained("stage"))), results_folder="run", num_train_steps=2)
+    run.train()
+    torch.nn.init.ones_(first.layers[0].weight)
+    first.save_pretrained("stage")
+    with pytest.raises(
+        ValueError, match=r"trained on another stage than the one that is now at .*/stage: put that one back"
+    ):
+        trainer(results_folder="run", resume=True)
+    assert not caplog.records
+    tuned = trainer(results_folder="tuned", init_from="run")
+    assert torch.equal(tuned.task.model.layers[1].weight, run.ema.average[2]) and "on another stage" in caplog.text
+    shutil.rmtree("stage")
+    again = ToyTrainer(LineTask(Upper(Line())), results_folder="again", init_from="run")
+    assert torch.equal(again.task.model.layers[1].weight, tuned.task.model.layers[1].weight)
+
+
+def test_a_stage_that_was_changed_after_it_was_loaded_is_saved_as_it_is() -> None:
+    Line().save_pretrained("stage")
+    stage = Line.from_pretrained("stage")
+    torch.nn.init.ones_(stage.layers[0].weight)
+    ToyTrainer(LineTask(Upper(stage)), results_folder="run", num_train_steps=2).train()
+    assert torch.equal(helicon.load("run").stage.layers[0].weight, stage.layers[0].weight)
+    assert Path("run/stages/stage").exists()
+
+
+def test_a_stage_that_cannot_be_copied_is_reported_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = ToyTrainer(LineTask(Upper(Line())), results_folder="run", num_train_steps=4, save_model_every=2)
+    save, failing = Line._save_pretrained, [True, False]
+
+    def full(self: Line, folder: Path) -> None:
+        save(self, folder)
+        if failing.pop(0):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Line, "_save_pretrained", full)
+    trainer.train()
+    assert "step 2 could not be saved" in caplog.text and "No space left" in caplog.text
+    assert [folder.name for folder in checkpoints(Path("run"))] == ["step-00000004"]
+    assert [folder.name for folder in Path("run/stages").iterdir()] == ["stage"]

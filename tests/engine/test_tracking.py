@@ -189,6 +189,27 @@ def test_tensorboard_gets_the_numbers_and_a_resumed_run_takes_its_own_back() -> 
     assert found == pytest.approx({1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4, 5: 100.0})
 
 
+def test_a_disk_that_is_full_ends_tensorboard_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    report = reporter(tensorboard=True)
+    report.start(0)
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    log_steps(report, 1, 4)
+    report.stop()
+    assert [line["step"] for line in lines()] == [1, 2, 3] and caplog.text.count("goes on without it") == 1
+    report = reporter(tensorboard=True)
+    report.start(3)
+    monkeypatch.setattr(SummaryWriter, "close", full)
+    report.stop()
+    assert "could not be written ([Errno 28]" in caplog.text
+
+
 def test_without_tensorboard_there_is_none() -> None:
     report = reporter(tensorboard=False)
     report.start(0)

@@ -140,11 +140,14 @@ def test_a_step_loaded_and_reached_again_is_saved_again() -> None:
     assert newest.stat().st_mtime_ns > before
 
 
-def test_only_a_checkpoint_validated_at_its_step_counts_as_the_best() -> None:
-    options = {"num_train_steps": 4, "val_every": 2, "save_model_every": 1, "valid_frac": 0.2, "keep_last": 0}
+def test_every_checkpoint_is_validated_at_its_step_or_a_better_one_would_not_be_kept() -> None:
+    options = {"num_train_steps": 10, "val_every": 4, "save_model_every": 3, "valid_frac": 0.2, "keep_last": 0}
     ToyTrainer(line_task(), results_folder="run", **options).train()
-    losses = [read_manifest(folder)["valid_loss"] for folder in checkpoints(Path("run"))]
-    assert [loss is not None for loss in losses] == [False, True, False, True]
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    validated = {line["step"]: line["valid_loss"] for line in lines if "valid_loss" in line}
+    assert list(validated) == [3, 4, 6, 8, 9, 10]
+    saved = {int(folder.name[5:]): read_manifest(folder)["valid_loss"] for folder in checkpoints(Path("run"))}
+    assert saved == {step: validated[step] for step in (3, 6, 9, 10)}
 
 
 def test_a_missing_tracker_is_an_error_and_not_an_untracked_run() -> None:
@@ -402,6 +405,8 @@ def test_a_run_whose_validation_loss_has_risen_says_where_it_was_lowest(
         risen = "the validation loss was lower before, 2 at step-00000002: rising/best means that checkpoint"
         assert (risen in said) == (name == "rising") and ("lower before" in said) == (name == "rising")
     best, last = helicon.load("rising/best").own_state(), helicon.load("rising").own_state()
+    with pytest.raises(ValueError, match="rising/best is of a run: load it with helicon.load"):
+        Line.from_pretrained("rising/best")
     assert any(not torch.equal(best[key], last[key]) for key in last)
     online = helicon.load("rising/checkpoints/step-00000002").own_state()
     assert all(torch.equal(best[key], online[key]) for key in best)
@@ -416,6 +421,25 @@ def test_init_from_starts_from_weights_alone() -> None:
     assert all(torch.equal(weights(tuned.task)[n], v) for n, v in helicon.load("run").own_state().items())
     with pytest.raises(ValueError, match="init_from holds a Line"):
         ToyTrainer(PairTask(Pair()), results_folder="wrong", init_from="run")
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_averaged_samples_are_made_with_the_averaged_weights(precision: str) -> None:
+    class Written(LineTask):
+        def sample(self, batch: Batch, seed: int) -> torch.Tensor:
+            return self.networks["model"](batch["x"]).float()
+
+        def present(self, batch: Batch, samples: Any) -> dict[str, Any]:
+            made.update(samples)
+            return {}
+
+    made: dict[str, torch.Tensor] = {}
+    torch.manual_seed(3)
+    trainer = ToyTrainer(Written(Line()), mixed_precision=precision, ema_beta=0.999, lr=0.3, num_train_steps=4)
+    trainer.train()
+    with trainer.inference():
+        expected = trainer.task.sample(trainer._sample_batch, 0)
+    assert torch.equal(made["ema"], expected) and not torch.equal(made["online"], expected)
 
 
 def test_set_model_as_ema_model_gives_the_online_network_the_averaged_weights() -> None:

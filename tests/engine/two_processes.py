@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from helicon.engine.task import Loss
 from helicon.engine.trainer import Trainer
 from helicon.nn.network import Network
-from toys import Line, LineTask, MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
+from toys import GuessingTask, Line, LineTask, MaskedTask, Points, ToyTrainer, line_task, pair_task, weights
 
 STEPS = 5
 
@@ -176,6 +176,8 @@ def main(out: Path) -> None:
         "line", out / "validated", batch_size=2, valid_frac=0.3, val_num_batches=None, save_results_every=1
     )
     facts["valid_loss"] = trainer.validate()["valid_loss"]
+    guessing = ToyTrainer(GuessingTask(Line()), results_folder=out / "guessing", batch_size=2, valid_frac=0.3)
+    facts["guessed"] = guessing.validate()["valid_loss"]
     torch.manual_seed(3)
     ToyTrainer(Signed(line_task().model), results_folder=out / "signed", num_train_steps=2, batch_size=2).train()
     facts["synchronisations"] = [synchronisations(out / f"synchronised-{n}", n) for n in (1, 3)]

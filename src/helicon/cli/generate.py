@@ -33,7 +33,12 @@ Tell = Callable[[str], object]
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run (RUN/best: where it validated best), a checkpoint or a saved network.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run (RUN/best: where it validated best), a checkpoint or a saved network."
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(

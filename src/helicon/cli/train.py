@@ -39,13 +39,16 @@ def sections(trains: str) -> Mapping[str, Constructor]:
 def run(recipe: Recipe, results_folder: Path | None = None, resume: bool = False) -> Path:
     """Trains to the end, with the recipe beside the run (`helicon resume` reads it); returns the run's folder."""
     from helicon import registry
+    from helicon.engine.checkpoint import locked
     from helicon.engine.trainer import TrainingDiverged
 
     trainer = registry.build_trainer(recipe, results_folder=results_folder, resume=resume)
     if trainer.is_main:
         once = ("resume", "force_clear_prev_results", "results_folder")  # of this start of the run, not of the run
         kept = {key: value for key, value in recipe.trainer.items() if key not in once}
-        replace(recipe, trainer=kept).dump(trainer.results_folder / RECIPE_FILE)
+        # Or a run that goes on elsewhere would be resumed with what is refused here.
+        with locked(trainer.results_folder):
+            replace(recipe, trainer=kept).dump(trainer.results_folder / RECIPE_FILE)
     try:
         trainer.train()
     except TrainingDiverged as error:

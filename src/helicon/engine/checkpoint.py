@@ -327,13 +327,17 @@ class BackgroundWriter:
         try:
             write(snapshot, folder)
         except Exception as error:  # noqa: BLE001 (whatever the disk or the library raises: kept, reported, raised at the end)
-            self.failure = error
-            logger.error("step %d could not be saved (%s); the checkpoints before it are whole", snapshot.step, error)
+            self.fail(snapshot.step, error)
             return
         try:
             prune(run, keep_last, folder)
         except OSError as error:
             logger.warning("old checkpoints of %s could not be deleted (%s)", run, error)
+
+    def fail(self, step: int, error: Exception) -> None:
+        """Says that a checkpoint could not be written; another may be."""
+        self.failure = error
+        logger.error("step %d could not be saved (%s); the checkpoints before it are whole", step, error)
 
     def wait(self) -> None:
         if self._thread is not None:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -39,6 +40,7 @@ class Runtime:
     """The processes and the device of a run."""
 
     def __init__(self, options: TrainerOptions):
+        _refuse_settings_of_another_loop(options)
         self.accelerator = options.accelerator or _accelerator(options)
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -214,13 +216,29 @@ def _accelerator(options: TrainerOptions) -> Accelerator:
     return accelerator
 
 
+def _refuse_settings_of_another_loop(options: TrainerOptions) -> None:
+    """What Accelerate is told, by arguments or by `accelerate launch`, and the loop here does in its own way."""
+    launched = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    steps = options.accelerate_kwargs.get("gradient_accumulation_steps", launched)
+    steps = getattr(options.accelerator, "gradient_accumulation_steps", steps)
+    if str(steps) not in ("1", "auto"):
+        raise ValueError(f"gradient_accumulation_steps={steps}: write it as grad_accum_every, an option of the trainer")
+    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() in ("1", "true"):
+            raise ValueError(
+                f"accelerate launch is configured for {name}, which is not used here: start with torchrun, and with "
+                "trainer.shard=true where a network is too large for one device"
+            )
+
+
 def _precision(options: TrainerOptions, device: torch.device) -> str:
     chosen = options.mixed_precision
     if chosen == "auto":
         asked = options.accelerate_kwargs.get("mixed_precision")
         if asked is not None and asked not in ("no", "bf16", "fp16"):
             raise ValueError(f"mixed_precision={asked!r} in accelerate_kwargs must be one of 'no', 'bf16', 'fp16'")
-        own = getattr(options.accelerator, "mixed_precision", None)  # "no" is also what a user who said nothing has
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION")  # by `accelerate launch`
+        own: Any = getattr(options.accelerator, "mixed_precision", launched)  # "no" is also what a user who said nothing has
         if asked is not None:
             chosen = asked
         elif own in ("bf16", "fp16"):

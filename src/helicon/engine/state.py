@@ -4,11 +4,13 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -34,9 +36,10 @@ from helicon.nn.network import (
     Network,
     class_path,
     load_state,
+    read_config,
     same_arguments,
-    same_network,
     stage_reference,
+    weights_hashes,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +92,11 @@ def newest_on_all(runtime: Runtime, run: Path) -> Path | None:
 
 def save_in_background(trainer: "Trainer", keep_last: int) -> None:
     trainer.writer.wait()  # or two copies of everything would be in main memory
-    snapshot = _capture(trainer, trainer.results_folder / CHECKPOINTS_FOLDER / checkpoint.folder_name(trainer.step))
+    try:
+        snapshot = _capture(trainer, trainer.results_folder / CHECKPOINTS_FOLDER / checkpoint.folder_name(trainer.step))
+    except (OSError, SafetensorError) as error:  # a stage of it could not be copied
+        trainer.writer.fail(trainer.step, error)
+        return
     if snapshot is not None:
         trainer.writer.submit(snapshot, trainer.results_folder, keep_last)
 
@@ -296,14 +303,16 @@ def _restore_randomness(trainer: "Trainer", states: list[dict[str, Any]]) -> Non
         seed_everything((trainer.options.seed * 1_000_003 + rank) ^ (trainer.step * 7_919))
 
 
-def load_weights(model: Network, source: Network) -> None:
-    """Starts a network from the weights of another of its kind."""
-    if source.kind is not model.kind:
-        raise ValueError(f"init_from holds a {source.kind.__name__}, and this trainer trains a {model.kind.__name__}")
-    model.load_own_state(source.own_state())
-    former = source.stages()
+def load_weights(model: Network, folder: Path) -> None:
+    """Starts a network from the weights of another of its kind, whose own stages need not be there any more."""
+    config = read_config(folder)
+    if config["class"] != class_path(model.kind):
+        kind = config["class"].rpartition(":")[2]
+        raise ValueError(f"init_from holds a {kind}, and this trainer trains a {model.kind.__name__}")
+    model.load(folder)
+    references = config.get("stages", {})
     for name, stage in model.stages().items():
-        if name in former and not same_network(former[name], stage):
+        if name in references and not _is_stage(stage, references[name], folder):
             logger.warning(
                 "init_from: these weights were trained on another %s than this run has, and what it makes of data is new to them",
                 name,
@@ -318,18 +327,28 @@ def _stage_reference(stage: Network, name: str, run: Path, folder: Path) -> dict
     source = stage.source
     if source is not None and source.parent.name != CHECKPOINTS_FOLDER and (source / WEIGHTS_FILE).exists():
         reference = stage_reference(source, os.path.relpath(source, folder.resolve()))
-        if reference["sha256"] == stage.source_sha256:
+        if reference["sha256"] == stage.source_sha256 and _is_as_in(source, stage, reference["sha256"]):
             return reference
-    # Never saved, or what stands in its folder now is another network than the one in use here. (Another one than the run
+    # Never saved, or changed since, or what stands in its folder now is another network than the one in use here. (Another one than the run
     # had before gets a folder beside that one's, which earlier checkpoints refer to.)
     home = run / STAGES_FOLDER / name
     while home.exists() and not _are_of(_saved_weights(home), stage):
         home = home.with_name(f"{home.name}-again")
     if not home.exists():
-        stage.save_pretrained(home)
+        part = home.with_name(f".{home.name}")  # until all of it is written
+        shutil.rmtree(part, ignore_errors=True)
+        stage.save_pretrained(part)
+        part.rename(home)
     reference = stage_reference(home, os.path.relpath(home.resolve(), folder.resolve()))
     stage.source, stage.source_sha256 = home.resolve(), reference["sha256"]
     return reference
+
+
+def _is_as_in(source: Path, stage: Network, sha256: str) -> bool:
+    """Whether a stage still has the weights it was loaded with. They are compared once: none of them is trained here."""
+    if stage.compared_sha256 != sha256 and _are_of(_saved_weights(source), stage):
+        stage.compared_sha256 = sha256
+    return stage.compared_sha256 == sha256
 
 
 def _saved_weights(folder: Path) -> dict[str, Tensor] | None:
@@ -347,7 +366,10 @@ def _are_of(weights: dict[str, Tensor] | None, stage: Network) -> bool:
     return (
         weights is not None
         and own.keys() <= weights.keys()
-        and all(torch.equal(value.cpu(), weights[name]) for name, value in own.items())
+        and all(
+            value.dtype == weights[name].dtype and torch.equal(value.cpu(), weights[name])
+            for name, value in own.items()
+        )
     )
 
 
@@ -357,21 +379,38 @@ def _check_stages(loaded: Loaded, model: Network) -> None:
     stages = model.stages()
     for name, reference in loaded.document(CONFIG_FILE)["stages"].items():
         stage, folder = stages.get(name), (loaded.folder / reference["path"]).resolve()
-        saved = _saved_weights(folder)
-        if stage is not None and not stage.own_state():  # a log-mel spectrogram, say: how it was built is all there is
-            if same_arguments(reference["config"], stage.config()):
-                continue
-            saved = {}
-        elif stage is not None and (stage.source_sha256 == reference["sha256"] or _are_of(saved, stage)):
+        if stage is not None and _is_stage(stage, reference, loaded.folder):
             continue
-        if stage is None or saved is not None:
+        remedy = "start a new run from the weights with init_from"
+        if stage is None or _is_unchanged(folder, reference) or not stage.own_state():
             raise ValueError(
                 f"{loaded.folder} was trained on the {name} at {folder}, and this trainer has "
-                f"{'none' if stage is None else 'another'}: give it that one, or start a new run from the weights with init_from"
+                f"{'none' if stage is None else 'another'}: give it that one, or {remedy}"
+            )
+        if (folder / WEIGHTS_FILE).exists():
+            raise ValueError(
+                f"{loaded.folder} was trained on another {name} than the one that is now at {folder}: put that one back, or {remedy}"
             )
         logger.warning(
             "the %s of this run is not at %s any more: see to it that the one given is the same", name, folder
         )
+
+
+def _is_stage(stage: Network, reference: Mapping[str, Any], base: Path) -> bool:
+    """Whether this is the stage that a checkpoint or saved network in `base` refers to."""
+    if not stage.own_state():  # a log-mel spectrogram, say: how it was built is all there is
+        return same_arguments(reference["config"], stage.config())
+    folder = (base / reference["path"]).resolve()
+    if _is_unchanged(folder, reference):
+        return _are_of(_saved_weights(folder), stage)
+    return stage.source_sha256 == reference["sha256"]
+
+
+def _is_unchanged(folder: Path, reference: Mapping[str, Any]) -> bool:
+    """Whether what a reference names is still what stands there."""
+    if not (folder / WEIGHTS_FILE).exists():
+        return False
+    return all(reference.get(name) == value for name, value in weights_hashes(folder).items())
 
 
 def _write_optimizer_shards(trainer: "Trainer", folder: Path, optimizers: dict[str, dict[str, Tensor]]) -> Path:

@@ -73,14 +73,20 @@ class Reporter:
                 file.write(line + "\n")
         except OSError as error:
             logger.error("the numbers of step %d could not be written (%s); the run goes on", step, error)
-        if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, step)
+        self._to_tensorboard(step, values)
         status = self._status()
         if self._progress is not None:
             self._progress.update(self._task, completed=step, status=status)
         else:
             self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True, markup=False)
+
+    def _to_tensorboard(self, step: int, values: Mapping[str, float]) -> None:
+        try:
+            for name, value in values.items() if self._tensorboard is not None else ():
+                self._tensorboard.add_scalar(name, value, step)
+        except OSError as error:  # of any write before: its thread has ended with it
+            logger.error("TensorBoard's file could not be written (%s); the run goes on without it", error)
+            self._tensorboard = None
 
     def _status(self) -> str:
         known = self._latest
@@ -100,7 +106,10 @@ class Reporter:
             self._progress.stop()
             self._progress = None
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            try:
+                self._tensorboard.close()
+            except OSError as error:
+                logger.error("TensorBoard's file could not be written (%s)", error)
             self._tensorboard = None
 
 

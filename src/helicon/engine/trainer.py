@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from helicon.engine.runtime import Runtime, fixed_randomness, seed_everything
 from helicon.engine.surface import Surface
 from helicon.engine.task import Batch, Task, Update
 from helicon.engine.tracking import Clock, Pending, Reporter, Trackers
-from helicon.nn.network import load_network
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Trainer(Surface):
 
         newest = state.newest_on_all(self.runtime, self.results_folder) if self.options.resume else None
         if self.options.init_from is not None and newest is None:
-            state.load_weights(task.model, load_network(resolve(Path(self.options.init_from))))
+            state.load_weights(task.model, resolve(Path(self.options.init_from)))
         task.move_to(self.device)
         for module in task.frozen.values():
             self.runtime.freeze(module)
@@ -272,10 +271,12 @@ class Trainer(Surface):
             if not self._inside_session or self.device.type == "cpu" or is_last:
                 self._report()
         with self._clock.paused():
-            if self.feed.valid is not None and due(options.val_every or options.save_results_every):
+            saves = due(options.save_model_every)
+            # Also before each checkpoint, or its loss would not be known, and a better one would not be kept.
+            if self.feed.valid is not None and (saves or due(options.val_every or options.save_results_every)):
                 self._report()
                 self.log(**self.validate())
-            if due(options.save_model_every) or self._owes_checkpoint:
+            if saves or self._owes_checkpoint:
                 self._save_once()
             if due(options.save_results_every):
                 self._write_samples()
@@ -335,7 +336,9 @@ class Trainer(Surface):
         names: list[str] = []
         sums: Tensor | None = None
         with self.inference(seed=self.options.seed):
-            for batch in self.feed.valid.validation(self.options.val_num_batches):
+            for number, batch in enumerate(self.feed.valid.validation(self.options.val_num_batches)):
+                # By the batch's number among all, so that the loss is the same on any number of processes.
+                seed_everything(self.options.seed + number * self.runtime.world_size + self.runtime.rank)
                 batch = self.runtime.to_device(self.prepare(batch))
                 weight = torch.as_tensor(self._items(batch), dtype=torch.float64, device="cpu")
                 loss = self.task.validate(batch)
@@ -366,12 +369,19 @@ class Trainer(Surface):
         if self._sample_batch is None:
             self._sample_batch = self.runtime.to_device(self.prepare(self.feed.first_batch()))
         samples = {}
-        with self._mode(False), torch.no_grad(), self.runtime.autocast():
-            with fixed_randomness(self.options.seed), self.runtime.whole(self.raw):
-                samples["online"] = self.task.sample(self._sample_batch, self.options.seed)
-            if self.ema is not None:
-                with self.ema.swapped_in(), fixed_randomness(self.options.seed), self.runtime.whole(self.raw):
-                    samples["ema"] = self.task.sample(self._sample_batch, self.options.seed)
+        kinds: dict[str, AbstractContextManager[None]] = {"online": nullcontext()}
+        if self.ema is not None:
+            kinds["ema"] = self.ema.swapped_in()
+        with self._mode(False), torch.no_grad():
+            for name, weights in kinds.items():
+                # Autocast keeps the weights it has cast until it is left: each has its own.
+                with (
+                    weights,
+                    self.runtime.autocast(),
+                    fixed_randomness(self.options.seed),
+                    self.runtime.whole(self.raw),
+                ):
+                    samples[name] = self.task.sample(self._sample_batch, self.options.seed)
         if self.is_main:
             folder = self.results_folder / "samples"
             try:

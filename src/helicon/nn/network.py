@@ -52,6 +52,7 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
     kind: type["Network"]  # the class as written; sharding gives a network a class of its own
     source: Path | None = None  # the folder this network was loaded from
     source_sha256: str | None = None
+    compared_sha256: str | None = None  # of a source whose weights were seen to be these
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         network = super().__new__(cls)
@@ -175,6 +176,8 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
             raise ValueError(
                 f"{folder} is a file, and a network is read from the folder it was saved in; .pt files are not read"
             )
+        if not folder.is_dir() and (folder.parent / "checkpoints").is_dir():  # RUN/best, say
+            raise ValueError(f"{folder} is of a run: load it with helicon.load")
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
@@ -241,10 +244,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def stage_reference(folder: Path, path: str) -> dict[str, Any]:
     """What a later stage records of an earlier one: where it is, the hash of its weights and its whole config."""
-    return {"path": path, **_weights_hashes(folder), "config": read_config(folder)}
+    return {"path": path, **weights_hashes(folder), "config": read_config(folder)}
 
 
-def _weights_hashes(folder: Path) -> dict[str, str | None]:
+def weights_hashes(folder: Path) -> dict[str, str | None]:
     averaged = folder / EMA_FILE
     return {"sha256": sha256(folder / WEIGHTS_FILE), "ema_sha256": sha256(averaged) if averaged.exists() else None}
 
@@ -320,7 +323,7 @@ def _load_stage(folder: Path, name: str, reference: Mapping[str, Any], owner: st
         raise FileNotFoundError(
             f"{owner} in {folder} was trained on the {name} at {stage}, which is not there: put it back, or pass {name}=..."
         )
-    if any(value != reference.get(key) for key, value in _weights_hashes(stage).items()):
+    if any(value != reference.get(key) for key, value in weights_hashes(stage).items()):
         raise ValueError(
             f"{owner} in {folder} was trained on another {name} than the one now at {stage}: put the old one back, or pass {name}=..."
         )

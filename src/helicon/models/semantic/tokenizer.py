@@ -154,6 +154,7 @@ class KmeansTokenizer(WaveTokenizer):
                 reading(count, num_frames)
             if count == num_frames:
                 break
+        self.source = self.source_sha256 = None  # it is not what it was loaded from any more
         return self.kmeans.fit(frames[:count], seed=seed, progress=clustering)
 
     def _num_frames(self, length: Any) -> Any:
