@@ -238,9 +238,8 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "            if self.feed.valid is not None and due(options.val_every or options.save_results_every):\n",
-                "            is_plain = len(self.raw) == 1\n"
-                "            if is_plain and self.feed.valid is not None and due(options.val_every or options.save_results_every):\n",
+                "            if self.feed.valid is not None and (saves or due(options.val_every or options.save_results_every)):\n",
+                "            if len(self.raw) == 1 and self.feed.valid is not None and due(options.save_results_every):\n",
             ),
         ),
         (f"{TESTS}/test_trainers.py::test_samples_of_every_time_are_kept_and_validation_is_measured",),

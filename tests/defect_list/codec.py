@@ -358,7 +358,11 @@ DEFECTS = [
     Defect(
         "A-45",
         "and the validation part is chosen by that order",
-        (Edit("data/split.py", "(_rank(seed, keys[index]), index)", "(_rank(seed, index), index)"),),
+        (
+            Edit(
+                "data/split.py", "key=lambda name: _rank(seed, name)", "key=lambda name: _rank(seed, names.index(name))"
+            ),
+        ),
         ("data/test_split.py::test_items_are_chosen_by_name_not_by_place",),
     ),
     Defect(

@@ -276,7 +276,7 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "            if due(options.save_model_every) or self._owes_checkpoint:\n",
+                "            if saves or self._owes_checkpoint:\n",
                 "            if step % options.save_model_every == 0:\n",
             ),
             Edit(TRAINER, "            self._save_once(final=True)\n            self.writer.finish()\n", ""),

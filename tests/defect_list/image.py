@@ -185,8 +185,8 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                "        with self._mode(False), torch.no_grad(), self.runtime.autocast():\n",
-                "        with self._mode(False), self.runtime.autocast():\n",
+                "        with self._mode(False), torch.no_grad():\n            for name, weights in kinds.items():\n",
+                "        with self._mode(False):\n            for name, weights in kinds.items():\n",
             ),
         ),
         ("engine/test_trainer.py::test_sampling_keeps_no_graph",),
@@ -245,9 +245,10 @@ DEFECTS = [
         (
             Edit(
                 TRAINER,
-                '                    samples["ema"] = self.task.sample(self._sample_batch, self.options.seed)\n',
+                "                    samples[name] = self.task.sample(self._sample_batch, self.options.seed)\n",
                 "                    others = self.runtime.to_device(self.prepare(next(self.feed.train.steps())[0]))\n"
-                '                    samples["ema"] = self.task.sample(others, self.options.seed)\n',
+                '                    chosen = others if name == "ema" else self._sample_batch\n'
+                "                    samples[name] = self.task.sample(chosen, self.options.seed)\n",
             ),
         ),
         (

@@ -49,8 +49,8 @@ DEFECTS = [
         (
             Edit(
                 SPECTROGRAM,
-                "torch.rand(6, batch, 1, device=levels.device, generator=generator)",
-                "torch.rand(6, 1, 1, device=levels.device, generator=generator).expand(6, batch, 1)",
+                "torch.rand(6, batch, 1, device=levels.device, **drawn_by(generator))",
+                "torch.rand(6, 1, 1, device=levels.device, **drawn_by(generator)).expand(6, batch, 1)",
             ),
         ),
         (f"{OF_SPECTRA}::test_augmentation_differs_in_each_clip_and_is_its_generator_s",),

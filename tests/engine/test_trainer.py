@@ -405,7 +405,7 @@ def test_a_run_whose_validation_loss_has_risen_says_where_it_was_lowest(
         risen = "the validation loss was lower before, 2 at step-00000002: rising/best means that checkpoint"
         assert (risen in said) == (name == "rising") and ("lower before" in said) == (name == "rising")
     best, last = helicon.load("rising/best").own_state(), helicon.load("rising").own_state()
-    with pytest.raises(ValueError, match="rising/best is of a run: load it with helicon.load"):
+    with pytest.raises(ValueError, match=r"rising/best is of a run: load it with helicon\.load"):
         Line.from_pretrained("rising/best")
     assert any(not torch.equal(best[key], last[key]) for key in last)
     online = helicon.load("rising/checkpoints/step-00000002").own_state()
