@@ -238,12 +238,10 @@ def _precision(options: TrainerOptions, device: torch.device) -> str:
         if asked is not None and asked not in ("no", "bf16", "fp16"):
             raise ValueError(f"mixed_precision={asked!r} in accelerate_kwargs must be one of 'no', 'bf16', 'fp16'")
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION")  # by `accelerate launch`
-        own: Any = getattr(
-            options.accelerator, "mixed_precision", launched
-        )  # "no" is also what a user who said nothing has
+        own: Any = getattr(options.accelerator, "mixed_precision", launched)
         if asked is not None:
             chosen = asked
-        elif own in ("bf16", "fp16"):
+        elif own in ("bf16", "fp16"):  # "no" is also what a user who said nothing has
             chosen = own
         else:
             chosen = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
