@@ -200,6 +200,7 @@ def test_what_was_begun_is_not_changed(
     ("more", "sentence"),
     [
         (["coarse.batch_sise=4"], "stage coarse: model, data, trainer have no argument 'batch_sise': did you mean trainer.batch_size?"),
+        (["corse.lr=1e-4"], "no stage is called 'corse': did you mean coarse.lr=1e-4?"),
         (["kmeans.cluster=4"], "kmeans has no argument 'cluster': did you mean clusters?"),
         (["samples.seed=4"], "samples has no argument 'seed': it knows nothing"),
         (["kmeans.clusters"], "'kmeans.clusters' is no override: write kmeans.KEY=VALUE"),

@@ -345,6 +345,21 @@ def audio_tokenizer(*names: str) -> AudioTokenizer:
     return AudioTokenizer(*(registry.load(name) for name in names))
 
 
+def test_a_file_that_cannot_be_read_is_told_and_counted_once(sounds: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the number of its segments; here its caption is missing."""
+    Path("sounds/0.txt").unlink()  # of three segments
+    said = tokenized("data_max_length_seconds=0.1", "captions=beside", "--semantic", "mel", run="codec", data=sounds)
+    listed = Path("cache/bad_files.txt").read_text().splitlines()
+    assert [Path(line.split("\t")[0]).name for line in listed] == ["0.wav", "empty.wav", "torn.wav"]
+    assert "3 could not be read" in said and "0.txt cannot be read (No such file or directory)" in listed[0]
+    assert caplog.text.count("0.txt cannot be read") == 1
+
+
+def test_segments_that_were_meant_in_seconds_are_refused(sounds: str) -> None:
+    code, said = helicon("tokenize", "codec", "--data", sounds, "-o", "cache", "data_max_length=1", "--semantic", "mel")
+    assert code == 1 and "are too short: data_max_length counts samples, data_max_length_seconds seconds" in said
+
+
 def test_sounds_become_tokens_of_two_networks(sounds: str) -> None:
     said = tokenized("data_max_length_seconds=0.1", "captions=beside", "--semantic", "mel", run="codec", data=sounds)
     assert "cache: 4 items encoded, 0 kept, 2 could not be read (see cache/bad_files.txt)" in said

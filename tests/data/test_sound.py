@@ -58,5 +58,8 @@ def test_a_prompt_that_is_no_sound_is_named() -> None:
     Path("words.wav").write_text("no sound")
     with pytest.raises(FileNotFoundError, match=r"--prompt absent\.wav is not there: name a sound file"):
         read_prompt(Path("absent.wav"), 1)
+    with pytest.raises(FileNotFoundError, match=r"--prompt sounds is a folder: name a sound file"):
+        Path("sounds").mkdir()
+        read_prompt(Path("sounds"), 1)
     with pytest.raises(ValueError, match=r"words\.wav: not a readable sound"):
         read_prompt(Path("words.wav"), 1)

@@ -98,7 +98,9 @@ def check(texts: Sequence[str], sounds: Sequence[Path], out: Path | None) -> Non
         raise ConfigError("a --text is empty: write what to look for")
     for path in sounds:
         if not path.is_file():
-            raise FileNotFoundError(f"--like {path} is not there: name a sound file")
+            raise FileNotFoundError(
+                f"--like {path} is {'a folder' if path.is_dir() else 'not there'}: name a sound file"
+            )
     if out is not None and (out.is_dir() or out.suffix != ".jsonl"):
         raise ConfigError(f"-o {out}: what was found goes into a file that ends in .jsonl")
     if out is not None and not out.parent.is_dir():

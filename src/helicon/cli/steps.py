@@ -5,6 +5,7 @@ skipped, and one that was interrupted goes on where it was. So the same command 
 another list.
 """
 
+import difflib
 import gc
 import inspect
 import json
@@ -185,6 +186,11 @@ class Stage:
 def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
     """The recipe of each stage, with the overrides that are meant for it: those that name it, and those that name no step."""
     names = [step.name for step in steps]
+    for override in overrides:
+        named, dot, rest = override.partition(".")
+        meant = difflib.get_close_matches(named, names, n=1, cutoff=0.7)
+        if dot and "=" not in named and named not in (*names, *SECTIONS) and meant:
+            raise ConfigError(f"no stage is called {named!r}: did you mean {meant[0]}.{rest}?")
     found = {}
     for stage in (step for step in steps if isinstance(step, Stage)):
         meant = [

@@ -172,7 +172,7 @@ class Loader:
                 path, reason = bad[0]
                 raise ValueError(
                     f"none of the {len(self.dataset)} files can be read, for example {path} ({reason}): "
-                    "check the format and the path of the data"
+                    "check the format, the path and the captions of the data"
                 )
             yield batch
 

@@ -59,7 +59,8 @@ class CaptionsBeside:
         try:
             text = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadFile(self.paths[index], f"its caption {path.name} cannot be read ({error})") from error
+            why = getattr(error, "strerror", None) or str(error)
+            raise BadFile(self.paths[index], f"its caption {path.name} cannot be read ({why})") from error
         if not text:
             raise BadFile(self.paths[index], f"its caption {path.name} is empty")
         return text

@@ -58,7 +58,7 @@ def spectrogram_beside(path: Path) -> Path:
 def read_prompt(path: Path, channels: int) -> tuple[Float[Tensor, "*c n"], int]:
     """The sound file that a user named to go on from ([n] of one channel, else [c, n]), and its rate."""
     if not path.is_file():
-        raise FileNotFoundError(f"--prompt {path} is not there: name a sound file")
+        raise FileNotFoundError(f"--prompt {path} is {'a folder' if path.is_dir() else 'not there'}: name a sound file")
     try:
         file = SoundFile(path, str(path))
         frames = to_channels(file.read(0, file.num_frames), channels)

@@ -61,7 +61,7 @@ class Tokenized:
 
     encoded: int
     kept: int
-    bad: int
+    bad: int  # of files
     gone: int  # from the source, since the cache was made before
 
 
@@ -113,7 +113,8 @@ def tokenize(
         table.locate(shards, fingerprints)
         _finish(folder, index, shards, table, keys_of(dataset))
     kept = len(fingerprints) - table.num_encoded
-    return Tokenized(table.num_encoded, kept, len(table.problems), before.num_gone(table.hashes[:, 0]))
+    num_bad = len({path for path, _ in table.problems.values()})
+    return Tokenized(table.num_encoded, kept, num_bad, before.num_gone(table.hashes[:, 0]))
 
 
 @contextmanager
@@ -300,8 +301,10 @@ class _Table:
             self.hashes[item.index] = _bytes(item.context + item.stamp + item.content).reshape(3, 16)
             self._fingerprints[item.index] = _bytes(item.fingerprint)
             if item.problem is not None:
+                # One of many, or of another segment of the same sound.
+                is_enough = len(self.problems) >= NUM_BAD_FILES_TOLD or item.problem in self.problems.values()
                 self.problems[item.index] = item.problem
-                level = logging.WARNING if len(self.problems) <= NUM_BAD_FILES_TOLD else logging.DEBUG
+                level = logging.DEBUG if is_enough else logging.WARNING
                 logger.log(level, "skipped %s", ": ".join(item.problem).encode(errors="backslashreplace").decode())
         self.num_done += len(items)
         self.num_encoded += sum(item.is_new for item in items)
@@ -315,7 +318,7 @@ class _Table:
             path, reason = self.problems[0]
             raise ValueError(
                 f"none of the {len(self.hashes)} items can be read, for example {path} ({reason}): "
-                "check the format and the path of the data"
+                "check the format, the path and the captions of the data"
             )
         return self._fingerprints[self.good()]
 
@@ -454,7 +457,7 @@ def _finish(folder: Path, index: Index, shards: _Shards, table: _Table, keys: Se
     for path in [*folder.glob("items-*"), *folder.glob(".*.partial"), *(folder / SHARDS_FOLDER).iterdir()]:
         if path.relative_to(folder).as_posix() not in named:
             path.unlink()
-    lines = [f"{path}\t{' '.join(reason.split())}\n" for path, reason in problems]
+    lines = [f"{path}\t{' '.join(reason.split())}\n" for path, reason in dict.fromkeys(problems)]
     (folder / BAD_FILES).unlink(missing_ok=True)
     if lines:
         write_whole(folder / BAD_FILES, "".join(lines).encode(errors="surrogateescape"))

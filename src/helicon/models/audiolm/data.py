@@ -51,6 +51,7 @@ from helicon.models.soundstream.trainers import sound_choices
 from helicon.nn.network import Network
 from helicon.nn.numbers import check_probabilities
 
+SHORTEST_SEGMENT = 0.01  # seconds: shorter ones are meant otherwise
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
 
 
@@ -173,6 +174,11 @@ class AudioSource:
             raise ValueError("this model has neither a codec nor a semantic tokenizer to hear sounds with: give tokens")
         return _OwnSamples(self.source, {}, self.ds_fields)
 
+    def _seconds(self, rates: Mapping[str, int]) -> list[float]:
+        """How much of a sound is heard at a time, where that is said."""
+        by_samples = [] if self.data_max_length is None else [self.data_max_length / max(rates.values())]
+        return by_samples + ([] if self.data_max_length_seconds is None else [self.data_max_length_seconds])
+
     def _sounds(self, rates: Mapping[str, int], channels: int, segments: bool) -> Any:
         source = self._synthetic(max(rates.values())) if self.source == "synthetic" else self.source
         if isinstance(source, SyntheticSounds):
@@ -184,6 +190,11 @@ class AudioSource:
         if is_files and length == (None, None):
             raise ValueError(
                 "data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time"
+            )
+        if segments and is_files and min(self._seconds(rates)) < SHORTEST_SEGMENT:
+            raise ValueError(
+                f"segments of {min(self._seconds(rates)):.2g} s are too short: data_max_length counts samples, "
+                "data_max_length_seconds seconds"
             )
         if not is_files and self.captions is not None:
             raise ValueError(

@@ -235,10 +235,17 @@ class SpeechMaker:
     def _unsaid(self) -> Plan:
         """A sound without a text."""
         if self.prompt is not None and self.has_spans:
-            return Plan(self.prompt.frames, "as the recording")
+            return Plan(self.prompt.frames, self._as_recorded())
         if self.seconds is not None:
-            return Plan(self._after_prompt(self.seconds), "as asked for")
-        return Plan(self._after_prompt(USUAL_SECONDS), "as nothing tells; seconds=... does")
+            return Plan(self._after_prompt(self.seconds), self._told("as asked for"))
+        return Plan(self._after_prompt(USUAL_SECONDS), self._told("as nothing tells; seconds=... does"))
+
+    def _as_recorded(self) -> str:
+        return "as the recording" + ("" if self.span_seconds is None else f", with {self.span_seconds:g} s in the span")
+
+    def _told(self, length: str) -> str:
+        """Of what; a prompt that is kept is written, too."""
+        return f"after the prompt {length}" if self.keep_prompt and self.prompt is not None else length
 
     def _after_prompt(self, seconds: float) -> int:
         """Frames of so much new speech, and of the prompt before it."""
@@ -250,8 +257,9 @@ class SpeechMaker:
             return Plan(asked, "as its semantic tokens" if asked is None else "as asked for")
         own = self._spoken(text)
         if self.prompt is not None and self.has_spans:
-            return self._planned(text, own, self.prompt.frames, "as the recording")
+            return self._planned(text, own, self.prompt.frames, self._as_recorded())
         seconds, length = self._length(own)
+        length = self._told(length)
         frames = self._after_prompt(seconds)
         if self.prompt is None:
             return self._planned(text, own, frames, length)
