@@ -60,8 +60,10 @@ def test_a_stopped_and_resumed_run_equals_the_unbroken_one_bit_for_bit(unbroken:
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments_change_nothing(unbroken: tuple[str, ToyTrainer]) -> None:
-    name, whole = unbroken
+@pytest.mark.parametrize("name", ["line", "pair"])
+def test_ten_kills_at_random_moments_change_nothing(name: str) -> None:
+    whole = trainer("unbroken", name=name, save_model_every=1)
+    whole.train()
     chance = random.Random(5)
     Path("broken").mkdir()
     for _ in range(10):
@@ -71,7 +73,7 @@ def test_ten_kills_at_random_moments_change_nothing(unbroken: tuple[str, ToyTrai
             children.wait_for(lambda: len(list(Path("broken").glob("checkpoints/*"))) > 0)
         time.sleep(chance.random() * 0.06)
         children.kill(child)
-    last = trainer("broken", name=name)
+    last = trainer("broken", name=name, save_model_every=1)
     last.train()
     assert numbers("broken") == numbers("unbroken")
     for key, value in weights(whole.task).items():
