@@ -1,5 +1,6 @@
 """Where a run runs: processes, device, precision, compilation, random states. The one place that knows Accelerate."""
 
+import atexit
 import inspect
 import logging
 import os
@@ -45,6 +46,9 @@ class Runtime:
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.world_size: int = self.accelerator.num_processes
+        if self.is_distributed:
+            atexit.unregister(_end_gloo)
+            atexit.register(_end_gloo)
         self.precision = _precision(options, self.device)
         is_cuda = self.device.type == "cuda"
         self.compiles = options.compile is True or (options.compile in ("auto", "graphs") and is_cuda)
@@ -192,6 +196,12 @@ class Runtime:
             return None
         name = torch.cuda.get_device_name(self.device)
         return next((flops for key, flops in PEAK_FLOPS.items() if key in name), None)
+
+
+def _end_gloo() -> None:
+    """Ends gloo's threads before Python goes: left to themselves, they abort a third of the processes that end well."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _accelerator(options: TrainerOptions) -> Accelerator:
