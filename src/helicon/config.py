@@ -74,8 +74,12 @@ class Recipe:
             raise ConfigError(f"recipe {self.name} cannot be written: {error.args[0]} {error.args[-1]!r}") from error
         head = "".join(f"# {line}".rstrip() + "\n" for line in self.description)
         partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(head + text, encoding="utf-8")
-        partial.replace(path)  # a run that is killed meanwhile keeps the recipe it had
+        try:
+            partial.write_text(head + text, encoding="utf-8")
+            partial.replace(path)  # a run that is killed meanwhile keeps the recipe it had
+        except OSError:  # the disk is full, say
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def load_recipe(
@@ -146,7 +150,7 @@ def _find(source: str | Path, search: Sequence[Path]) -> tuple[Path, str]:
             return folder / f"{source}.yaml", str(source)
     names = recipe_names(search)
     raise ConfigError(
-        f"there is no recipe {str(source)!r}: {nearest(str(source), names)}" + ", or give the path of a YAML file"
+        f"there is no recipe {str(source)!r}: {nearest(str(source), names)} (The path of a YAML file will do, too.)"
     )
 
 

@@ -1,5 +1,6 @@
 """The commands, on a toy family that is registered for these tests and trained by the real loop."""
 
+import errno
 import json
 import os
 import subprocess
@@ -127,6 +128,48 @@ def test_a_folder_in_use_is_not_overwritten(toy: Path) -> None:
 def test_a_run_that_diverges_ends_in_one_sentence(toy: Path) -> None:
     result = call("train", "toy.yaml", "lr=1e30", "max_grad_norm=null", "num_train_steps=50", "max_bad_steps=2")
     assert result.exit_code == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_a_full_gpu_is_told_with_the_remedy(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(LineTask, "forward", fill)
+    result = call("train", "toy.yaml")
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: step 1 does not fit into the GPU's memory: lower batch_size")
+
+
+def test_a_run_that_a_full_disk_kept_from_beginning_begins_later(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def fill(path: Path, *rest: Any, **options: Any) -> int:
+        write(path, "# only a par")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", fill)
+        result = call("train", "toy.yaml")
+    assert_one_sentence(result, "No space left on device; free some space and give the same command again")
+    Path("runs/toy/.recipe.yaml.partial").touch()  # what a kill leaves
+    assert call("train", "toy.yaml").exit_code == 0
+
+
+def test_errors_of_the_system_name_the_file_without_a_number(toy: Path) -> None:
+    Path("runs").touch()
+    assert_one_sentence(call("train", "toy.yaml"), "runs/toy: Not a directory")
+
+
+def test_the_keys_of_a_recipe_are_listed_with_their_values(toy: Path) -> None:
+    result = call("train", "toy.yaml", "--options", "lr=1e-3")
+    assert result.exit_code == 0 and not Path("runs").exists()
+    lines = result.stdout.splitlines()
+    assert "model.dim: int = 3" in lines and "data.count: int = 16" in lines and "trainer.lr: float = 0.001" in lines
+    assert "trainer.warmup_steps: int = 0" in lines and not any("learning_rate" in line for line in lines)
+
+
+def test_the_version_is_told() -> None:
+    assert call("--version").stdout == f"helicon {helicon.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "train", "absent.yaml"], ["train", "absent.yaml"]])

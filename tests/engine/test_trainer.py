@@ -13,7 +13,7 @@ from torch import Tensor
 
 import helicon
 from helicon.engine import checkpoint
-from helicon.engine.checkpoint import checkpoints, read_manifest
+from helicon.engine.checkpoint import checkpoints, read_manifest, resolve
 from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss
 from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
@@ -74,6 +74,27 @@ def test_two_processes_do_not_train_in_one_folder() -> None:
     with trainer.session(), pytest.raises(BlockingIOError, match="another process is training in run"):
         other.train()
     other.train()
+
+
+def test_a_folder_that_is_a_link_is_cleared_and_stays_one() -> None:
+    Path("elsewhere").mkdir()
+    Path("run").symlink_to("elsewhere")
+    ToyTrainer(line_task(), results_folder="run", num_train_steps=1).train()
+    ToyTrainer(line_task(), results_folder="run", force_clear_prev_results=True)
+    assert Path("run").is_symlink() and not checkpoints(Path("run"))
+
+
+def test_a_path_below_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ToyTrainer(line_task(), results_folder="~/run", num_train_steps=1).train()
+    assert checkpoints(tmp_path / "run") and not Path("~").exists()
+    assert resolve(Path("~/run")) == checkpoints(tmp_path / "run")[0]
+
+
+def test_a_file_is_no_results_folder() -> None:
+    Path("run").touch()
+    with pytest.raises(NotADirectoryError, match="run is a file, not a folder: choose another results_folder"):
+        ToyTrainer(line_task(), results_folder="run")
 
 
 def test_a_run_that_goes_on_is_not_cleared_from_under_it() -> None:

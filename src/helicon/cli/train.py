@@ -1,13 +1,13 @@
 """`helicon train RECIPE key=value ...`"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from helicon.config import ConfigError, Constructor, Recipe, load_recipe, nearest
+from helicon.config import ConfigError, Constructor, Recipe, load_recipe, nearest, signature_without
 
 RECIPE_FILE = "recipe.yaml"
 
@@ -22,9 +22,29 @@ Overrides = Annotated[
 def train(
     recipe: Annotated[str, typer.Argument(help="The name of a shipped recipe (see: helicon recipes), or a YAML file.")],
     overrides: Overrides = None,
+    options: Annotated[
+        bool, typer.Option("--options", help="List every key that can be set, with its value here, and stop.")
+    ] = False,
 ) -> None:
     """Train what a recipe describes."""
-    run(load_recipe(recipe, overrides or [], sections=sections))
+    chosen = load_recipe(recipe, overrides or [], sections=sections)
+    if options:
+        typer.echo("\n".join(keys_of(chosen)))
+        return
+    run(chosen)
+
+
+def keys_of(recipe: Recipe) -> Iterator[str]:
+    """Every argument of a recipe's sections, as a signature would have it: `trainer.lr: float = 0.001`."""
+    from helicon.engine.options import ALIASES
+
+    for section, constructor in sections(recipe.trains).items():
+        given = getattr(recipe, section)
+        for name, parameter in signature_without(constructor).parameters.items():
+            if name in ALIASES and name not in given:
+                continue
+            shown = parameter.replace(default=given[name]) if name in given else parameter
+            yield f"{section}.{shown}"
 
 
 def sections(trains: str) -> Mapping[str, Constructor]:
@@ -38,6 +58,8 @@ def sections(trains: str) -> Mapping[str, Constructor]:
 
 def run(recipe: Recipe, results_folder: Path | None = None, resume: bool = False) -> Path:
     """Trains to the end, with the recipe beside the run (`helicon resume` reads it); returns the run's folder."""
+    import torch
+
     from helicon import registry
     from helicon.engine.checkpoint import locked
     from helicon.engine.trainer import TrainingDiverged
@@ -53,4 +75,9 @@ def run(recipe: Recipe, results_folder: Path | None = None, resume: bool = False
         trainer.train()
     except TrainingDiverged as error:
         raise ValueError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"step {trainer.step + 1} does not fit into the GPU's memory: lower batch_size, and raise grad_accum_every by the same "
+            f"factor to keep the samples of a step"
+        ) from error
     return trainer.results_folder

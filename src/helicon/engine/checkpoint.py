@@ -208,6 +208,7 @@ def _home(aside: Path) -> Path:
 def resolve(path: Path) -> Path:
     """The checkpoint (or saved network) that a user's path means: itself, or a run's newest whole one, or, of RUN/best, that of its
     lowest validation loss. Verified."""
+    path = path.expanduser()
     if path.is_file():
         raise ValueError(
             f"{path} is a file, and Helicon loads folders (config.json + safetensors): "

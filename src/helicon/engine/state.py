@@ -50,14 +50,16 @@ logger = logging.getLogger(__name__)
 # What a run writes into its folder: all that may be cleared from one.
 RUN_CONTENTS = {
     *(CHECKPOINTS_FOLDER, STAGES_FOLDER, "samples", "tensorboard"),
-    *("recipe.yaml", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
+    *("recipe.yaml", ".recipe.yaml.partial", "metrics.jsonl", "metrics.writing", "bad_files.txt", LOCK_FILE),
 }
 # What is left of one that failed before it had learned anything.
-BEFORE_A_STEP = {"recipe.yaml", "bad_files.txt", LOCK_FILE}
+BEFORE_A_STEP = {"recipe.yaml", ".recipe.yaml.partial", "bad_files.txt", LOCK_FILE}
 
 
 def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> None:
     """Makes the run's folder. One that holds something is never wiped or asked about, only refused; but for a run that never began."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, not a folder: choose another results_folder")
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     began, foreign = not BEFORE_A_STEP.issuperset(found), [name for name in found if name not in RUN_CONTENTS]
     runtime.wait()  # every process has looked before one of them writes
@@ -73,9 +75,18 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
     if runtime.is_main:
         if found and not resume:
             with checkpoint.locked(folder):  # not from under a run that still goes on
-                shutil.rmtree(folder)
+                _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
     runtime.wait()
+
+
+def _clear(folder: Path) -> None:
+    """Deletes what is in a folder, not the folder: it may be a link, or where a disk is mounted."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def newest_on_all(runtime: Runtime, run: Path) -> Path | None:

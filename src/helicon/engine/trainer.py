@@ -520,7 +520,8 @@ class Trainer(Surface):
     def _claim_folder(self) -> Path:
         """The run's folder, new or empty, unless the run is resumed or the user asks for it to be cleared."""
         options = self.options
-        folder = Path(options.results_folder) if options.results_folder is not None else Path("runs") / self.name
+        folder = Path("runs") / self.name if options.results_folder is None else Path(options.results_folder)
+        folder = folder.expanduser()
         state.claim_folder(folder, self.runtime, options.resume, bool(options.force_clear_prev_results))
         return folder
 
