@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from helicon.data.dataset import BadFile
 from helicon.data.loader import Loader, Position
+from helicon.data.split import split
 
 
 class Numbers(Dataset):
@@ -202,6 +204,42 @@ def test_fewer_samples_than_a_step_is_an_error_at_once():
         with pytest.raises(ValueError, match=r"has 11 samples, fewer than the 12 of one step.*lower batch_size"):
             call()
     assert len(list(loader.validation(None))) == 3  # validation can do with less
+
+
+def test_what_validation_has_is_told_where_samples_are_too_few():
+    training, _ = split(Numbers(5), 0.4, seed=0)
+    with pytest.raises(ValueError, match=r"has 3 samples.*\(2 more are held out for validation: valid_frac\)"):
+        Loader(training, batch_size=4).check()
+
+
+class Unequal(Numbers):
+    def fetch(self, index: int, generator: torch.Generator) -> dict[str, Any]:
+        return {"x": torch.zeros(2, index)}
+
+
+class Wrong(Numbers):
+    def fetch(self, index: int, generator: torch.Generator) -> dict[str, Any]:
+        raise ValueError("this dataset is wrong")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence", "place"),
+    [(Unequal, "only the first dimension may differ", "in _tensors"), (Wrong, "this dataset is wrong", "in fetch")],
+)
+def test_a_mistake_met_by_a_worker_is_one_sentence_whose_cause_says_where(
+    dataset: type[Numbers], sentence: str, place: str
+):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        take(Loader(dataset(4), batch_size=2, num_workers=1), 1)
+    assert "\n" not in str(caught.value) and place in str(caught.value.__cause__)
+
+
+def test_a_list_of_bad_files_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "bad_files.txt").mkdir()
+    loader = Loader(Numbers(7, bad=(2, 3)), batch_size=2, bad_files=tmp_path / "bad_files.txt")
+    take(loader, 3)
+    assert sorted(loader.bad) == ["files/2.png", "files/3.png"]
+    assert caplog.text.count("could not be written") == 1
 
 
 def test_unusable_datasets_and_numbers_are_refused():

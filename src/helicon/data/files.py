@@ -40,7 +40,8 @@ def find_files(folder: str | Path, exts: Sequence[str]) -> Files:
     keys = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if path.suffix.lower() in suffixes)
     if not keys:
         raise ValueError(
-            f"{folder} holds no {', '.join(suffix[1:] for suffix in suffixes)} file, nor do its subfolders"
+            f"{folder} holds no {', '.join(suffix[1:] for suffix in suffixes)} file, nor do its subfolders: "
+            "name the folder of your data, or convert it to one of these formats"
         )
     return Files([folder / key for key in keys], keys)
 

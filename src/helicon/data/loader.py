@@ -8,6 +8,7 @@ batches, and a run goes on anywhere, with another number of workers or processes
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from helicon.data.collate import collate as default_collate
 from helicon.data.dataset import BadFile, read
 from helicon.data.seeds import global_seed, mix, preserved, seeded_generator
+from helicon.data.split import Subset
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +90,13 @@ class Loader:
             raise ValueError(
                 f"the dataset has {len(self.dataset)} samples, fewer than the {self.global_batch} of one step "
                 f"(batch_size {self.batch_size} x grad_accum_every {self.grad_accum_every} x "
-                f"{self.world_size} processes): lower batch_size or grad_accum_every, or add data"
+                f"{self.world_size} processes): lower batch_size or grad_accum_every, or add data{self._held_out()}"
             )
+
+    def _held_out(self) -> str:
+        if not isinstance(self.dataset, Subset):
+            return ""
+        return f" ({len(self.dataset.dataset) - len(self.dataset)} more are held out for validation: valid_frac)"
 
     def steps(self, start: Position = Position()) -> Iterator[list[Any]]:  # noqa: B008 (it is frozen)
         """Without end: the `grad_accum_every` micro-batches of one optimizer step, for this rank."""
@@ -165,7 +172,7 @@ class Loader:
         )
         for batch, bad, is_readable in batches:
             if isinstance(batch, _Mistake):
-                raise ValueError(batch.sentence)
+                raise ValueError(batch.sentence) from _InWorker(batch.traceback)
             for path, reason in bad:
                 self._note(path, reason)
             if not is_readable:
@@ -209,7 +216,11 @@ class _BadList:
             return False
         self.met.add(name)
         if self.path is not None:
-            self._list(name.replace("\t", "\\t").replace("\n", "\\n"), " ".join(reason.split()), self.path)
+            try:
+                self._list(name.replace("\t", "\\t").replace("\n", "\\n"), " ".join(reason.split()), self.path)
+            except OSError as error:
+                logger.error("%s could not be written (%s); the run goes on without it", self.path, error)
+                self.path = None
         return True
 
     def _list(self, name: str, reason: str, path: Path) -> None:
@@ -236,6 +247,18 @@ class _Mistake:
     """A sentence for the user on its way from a worker process. (Left to torch, its traceback would be part of it.)"""
 
     sentence: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: ValueError) -> "_Mistake":
+        return cls(str(error), "".join(traceback.format_exception(error)))
+
+
+class _InWorker(Exception):
+    """The cause of an error that a worker process met: its traceback there."""
+
+    def __str__(self) -> str:
+        return f"in a process that reads data:\n{self.args[0]}"
 
 
 @dataclass(frozen=True)
@@ -252,7 +275,7 @@ class _Samples(Dataset[_Sample]):
         except ValueError as error:
             if torch.utils.data.get_worker_info() is None:
                 raise
-            return _Mistake(str(error))
+            return _Mistake.of(error)
 
     def __getitem__(self, place: Place) -> _Sample:
         epoch, wanted = place
@@ -283,4 +306,9 @@ class _Collate:
             return None, bad, False
         # A user's own may draw random numbers: they too replay, and disturb nobody's.
         with global_seed(mix(self.seed, "collate", *samples[0].place)):
-            return self.collate([sample.value for sample in samples]), bad, True
+            try:
+                return self.collate([sample.value for sample in samples]), bad, True
+            except ValueError as error:
+                if torch.utils.data.get_worker_info() is None:
+                    raise
+                return _Mistake.of(error), bad, True
