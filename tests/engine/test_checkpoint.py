@@ -476,6 +476,25 @@ def test_submitting_waits_for_the_write_before_and_prunes() -> None:
     writer.finish()  # nothing under way: nothing to wait for
 
 
+def test_a_script_that_changes_its_folder_does_not_take_the_checkpoint_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def write_after_a_change(snapshot: Snapshot, folder: Path) -> None:
+        os.chdir(tmp_path / "there")
+        write(snapshot, folder)
+
+    monkeypatch.setattr(checkpoint, "write", write_after_a_change)
+    writer = BackgroundWriter()
+    writer.submit(snapshot(4), Path("run"), keep_last=3)
+    writer.finish()
+    assert [path.name for path in checkpoints(tmp_path / "here" / "run")] == ["step-00000004"]
+    assert not any((tmp_path / "there").iterdir())
+
+
 def test_what_cannot_be_deleted_is_a_warning_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -320,6 +320,7 @@ class BackgroundWriter:
     def submit(self, snapshot: Snapshot, run: Path, keep_last: int) -> None:
         self.wait()
         self.failure = None
+        run = run.absolute()  # a script may change its working directory meanwhile
         self._thread = threading.Thread(target=self._write, args=(snapshot, run, keep_last), name="helicon-checkpoint")
         self._thread.start()
 
