@@ -274,8 +274,8 @@ DEFECTS = [
         (
             Edit(
                 "nn/conv.py",
-                "            mirrored = x[:, 1 : self.context + 1].flip(1)\n",
-                '            mirrored = F.pad(x.mT, (self.context, 0), mode="reflect").mT[:, : self.context]\n',
+                "        mirrored = x[:, 1 : self.context + 1].flip(1)\n",
+                '        mirrored = F.pad(x.mT, (self.context, 0), mode="reflect").mT[:, : self.context]\n',
             ),
         ),
         (

@@ -1,8 +1,9 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from helicon.nn.conv import CausalConv1d, CausalUpsample1d, convolve, in_eights, taken_apart
+from helicon.nn.conv import CausalConv1d, CausalUpsample1d, convolve, convolve_folded, in_eights
 
 
 def randomised(module):
@@ -156,8 +157,45 @@ def test_senseless_options_are_refused(options, said):
         getattr(constructor, "__wrapped__", constructor)(CausalConv1d.__new__(CausalConv1d), 2, 3, **options)
 
 
-@pytest.mark.parametrize(("samples", "dilation"), [(30, 3), (31, 3), (55, 9), (13, 2)])
-def test_a_dilated_convolution_taken_apart_is_the_same(samples: int, dilation: int) -> None:
-    x, weight, bias = torch.randn(2, samples, 3), torch.randn(5, 7, 3), torch.randn(5)
-    expected = convolve(x, weight, bias, dilation)
-    torch.testing.assert_close(taken_apart(x, weight, bias, dilation), expected, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("num_taps", [1, 2, 7])
+@pytest.mark.parametrize("zero_rows", [0, 1, 6])
+@pytest.mark.parametrize(("samples", "dilation"), [(13, 1), (30, 3), (31, 3), (55, 9), (13, 2)])
+def test_folded_is_the_same(samples: int, dilation: int, zero_rows: int, num_taps: int) -> None:
+    """What runs on a GPU, with its gradients."""
+    inputs = torch.randn(2, samples, 3), torch.randn(5, num_taps, 3), torch.randn(5)
+    inputs = [value.requires_grad_() for value in inputs]
+    outputs = [how(*inputs, dilation, zero_rows * dilation) for how in (convolve_folded, convolve)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+    given = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad(out, inputs, given) for out in outputs]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_a_signal_shorter_than_its_context_is_folded() -> None:
+    x, weight, bias = torch.randn(2, 1, 3), torch.randn(5, 7, 3), torch.randn(5)
+    torch.testing.assert_close(
+        convolve_folded(x, weight, bias, 9, 54), convolve(x, weight, bias, 9, 54), atol=1e-5, rtol=1e-5
+    )
+
+
+class Passes(TorchDispatchMode):
+    """Operations that write a tensor as large as the signal."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.names = size, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        if out.numel() >= self.size and not operation.is_view:
+            self.names.append(operation.overloadpacket.__name__)
+        return out
+
+
+@pytest.mark.parametrize(("samples", "dilation", "copies"), [(90, 1, []), (90, 9, []), (91, 9, ["constant_pad_nd"])])
+def test_folding_copies_no_signal_but_one_that_does_not_fill_its_last_row(samples, dilation, copies) -> None:
+    x, weight, bias = torch.randn(2, samples, 8), torch.randn(8, 7, 8), torch.randn(8)
+    with Passes(x.numel()) as passes:
+        out = convolve_folded(x, weight, bias, dilation, 6 * dilation)
+    assert passes.names == [*copies, "convolution"]
+    assert out.stride()[1:] == (8, 1)  # channels last, as what comes after it reads them

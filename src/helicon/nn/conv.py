@@ -13,7 +13,6 @@ Letters: b batch, n samples, m samples after a change of rate, c and e channels,
 from typing import Any, Literal
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,17 +62,21 @@ class CausalConv1d(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n c"], state: StreamState | None = None) -> Float[Tensor, "b m e"]:
         """With a state: `x` follows what the state remembers."""
-        extended = self._extended(x) if state is None else self._continued(x, state)
-        frames = extended.unflatten(1, (-1, self.stride)).flatten(2)
-        return convolve(frames, self.weight, self._bias(), self.dilation)
+        num_zeros = 0
+        if state is not None:
+            x = self._continued(x, state)
+        elif self.pad_mode == "reflect":
+            x = self._mirrored(x)
+        else:
+            num_zeros = self.context // self.stride
+        frames = x.unflatten(1, (-1, self.stride)).flatten(2)
+        return convolve(frames, self.weight, self._bias(), self.dilation, num_zeros)
 
-    def _extended(self, x: Tensor) -> Tensor:
-        """x, with `context` samples put before it."""
-        missing = self.context
-        if self.pad_mode == "reflect":  # as far as there is something to mirror, and zeros before it
-            mirrored = x[:, 1 : self.context + 1].flip(1)
-            x, missing = torch.cat((mirrored, x), dim=1), self.context - mirrored.shape[1]
-        return F.pad(x, (0, 0, missing, 0))
+    def _mirrored(self, x: Tensor) -> Tensor:
+        """x after its own beginning, mirrored as far as there is something to mirror, and zeros before that."""
+        mirrored = x[:, 1 : self.context + 1].flip(1)
+        zeros = x.new_zeros(len(x), self.context - mirrored.shape[1], x.shape[2])
+        return torch.cat((zeros, mirrored, x), dim=1)
 
     def _continued(self, x: Tensor, state: StreamState) -> Tensor:
         """x after the `context` samples before it, which are silence at the start; and the state for the next chunk."""
@@ -108,33 +111,47 @@ class CausalUpsample1d(CausalConv1d):
 
 
 def convolve(
-    x: Float[Tensor, "b n c"], weight: Float[Tensor, "e k c"], bias: Float[Tensor, " e"], dilation: int = 1
+    x: Float[Tensor, "b n c"],
+    weight: Float[Tensor, "e k c"],
+    bias: Float[Tensor, " e"],
+    dilation: int = 1,
+    num_zeros: int = 0,
 ) -> Float[Tensor, "b m e"]:
-    """Outputs for every position that has all its taps.
+    """Outputs for every position that has all its taps, where `num_zeros` zeros stand before x.
 
     As a 2-d convolution of height one: tensors of four dimensions keep their channels last on every backend. On a GPU a
-    number of channels that is no multiple of eight (audio has one or two) is filled up, or no matrix unit takes it; and
-    what is dilated is taken apart, since cuDNN may choose a kernel for it that is hundreds of times slower.
+    number of channels that is no multiple of eight (audio has one or two) is filled up, or no matrix unit takes it.
     """
-    channels = len(weight)
     if x.is_cuda:
-        if dilation > 1:
-            return taken_apart(x, weight, bias, dilation)
-        x, weight, bias = in_eights(x, weight, bias)
+        return convolve_folded(*in_eights(x, weight, bias), dilation, num_zeros)[..., : len(weight)]
+    x = F.pad(x, (0, 0, num_zeros, 0)) if num_zeros else x
     image, kernel = x.transpose(1, 2).unsqueeze(2), weight.transpose(1, 2).unsqueeze(2)
-    out = F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
-    return out[..., :channels]
+    return F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
 
 
-def taken_apart(
-    x: Float[Tensor, "b n c"], weight: Float[Tensor, "e k c"], bias: Float[Tensor, " e"], dilation: int
+def convolve_folded(
+    x: Float[Tensor, "b n c"],
+    weight: Float[Tensor, "e k c"],
+    bias: Float[Tensor, " e"],
+    dilation: int = 1,
+    num_zeros: int = 0,
 ) -> Float[Tensor, "b m e"]:
-    """A dilated convolution as plain ones: each sees every `dilation`-th sample, and all of them are one batch."""
-    num_outputs = x.shape[1] - (weight.shape[1] - 1) * dilation
-    x = F.pad(x, (0, 0, 0, -x.shape[1] % dilation))
-    parts = rearrange(x, "b (n phase) c -> (b phase) n c", phase=dilation)
-    out = convolve(parts, weight, bias)
-    return rearrange(out, "(b phase) m e -> b (m phase) e", phase=dilation)[:, :num_outputs]
+    """The same, for a GPU: without dilation, for which cuDNN may choose a kernel that is hundreds of times slower, and with
+    hardly a copy, as each is a pass over memory that takes as long as an activation.
+
+    The signal is a picture of `dilation` columns: below each sample is the one `dilation` later. With channels last that
+    is how it lies in memory already, in and out. The zeros (a multiple of the dilation) are put there by the convolution
+    itself, at both ends alike; what it makes of those at the end is left out.
+    """
+    num_outputs = num_zeros + x.shape[1] - (weight.shape[1] - 1) * dilation
+    if x.shape[1] % dilation:
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % dilation))
+    # (Of one column the picture is laid on its side: that is how one dimension is usually written as two.)
+    picture, kernel, padding = x.unflatten(1, (-1, dilation)), weight.unsqueeze(2), (num_zeros // dilation, 0)
+    if dilation == 1:
+        picture, kernel, padding = x.unsqueeze(1), weight.unsqueeze(1), padding[::-1]
+    out = F.conv2d(picture.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), bias, padding=padding)
+    return out.permute(0, 2, 3, 1).flatten(1, 2)[:, :num_outputs]
 
 
 def in_eights(
