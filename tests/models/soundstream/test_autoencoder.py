@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from helicon.models.soundstream.autoencoder import SoundStreamAutoencoder
 from helicon.models.soundstream.layers import ResidualUnit, Snake
+from helicon.nn import conv
 from helicon.nn.conv import CausalConv1d, CausalUpsample1d
 from helicon.quantize import (
     FiniteScalarQuantizer,
@@ -99,6 +100,20 @@ def test_is_the_plain_implementation(activation):
     latents = codec.encode(audio)
     close(latents, plain(codec.encoder, audio).transpose(1, 2))
     close(codec.decode(latents), plain(codec.decoder, latents.transpose(1, 2)))
+
+
+@pytest.mark.parametrize("pad_mode", ["constant", "reflect"])
+@torch.no_grad()
+def test_the_convolutions_of_a_gpu_give_the_same(pad_mode, monkeypatch):
+    codec, audio = build(pad_mode=pad_mode, input_channels=2), torch.randn(2, 2, 61)
+    expected = codec.encode(audio), codec.decode(codec.encode(audio))
+
+    def as_on_a_gpu(x, weight, bias, dilation=1, num_zeros=0):
+        return conv.convolve_folded(*conv.in_eights(x, weight, bias), dilation, num_zeros)[..., : len(weight)]
+
+    monkeypatch.setattr(conv, "convolve", as_on_a_gpu)
+    close(codec.encode(audio), expected[0])
+    close(codec.decode(codec.encode(audio)), expected[1])
 
 
 def test_the_layers_are_those_of_the_paper():

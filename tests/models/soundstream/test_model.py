@@ -54,6 +54,33 @@ def test_what_is_no_sound_is_refused():
     check_floats(audio.double())
 
 
+@each_quantizer
+def test_codes_of_another_codec_are_refused(options: dict[str, Any]):
+    """Lookup-free and finite scalar quantizers would make some sound of any number."""
+    model = tiny(**options)
+    codes = model.encode(sound())
+    codes[0, 1, 0] = model.codebook_size
+    with pytest.raises(ValueError, match=rf"the codes hold {model.codebook_size}, and this codec's go from 0 to"):
+        model.decode(codes)
+    codes[0, 1, 0] = -2
+    with pytest.raises(ValueError, match="the codes hold -2"):
+        model.decode(codes)
+
+
+def test_codes_as_a_cache_holds_them_and_no_codes_at_all():
+    model = tiny()
+    codes = model.encode(sound())
+    assert model.decode(codes.short()).equal(model.decode(codes))
+    assert model.decode(codes[:, :0]).shape == (len(codes), 1, 0)
+
+
+def test_every_clip_has_a_length():
+    unchecked = inspect.unwrap(SoundStream._per_frame)  # as for a user without a type checker
+    with pytest.raises(ValueError, match=r"lengths of shape \[1\] do not fit 2 clips"):
+        unchecked(tiny(), lambda clips: clips, sound(), torch.tensor([50]), None, -1)
+    assert tiny().encode(sound()[0], torch.tensor([50])).shape[0] == 1
+
+
 # ---------------------------------------------------------------------------------------------- what forward gives
 
 

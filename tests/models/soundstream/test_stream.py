@@ -1,11 +1,13 @@
 """Chunk by chunk is the whole: codes the same, audio to rounding, and a state that does not grow."""
 
+import inspect
 import itertools
 
 import pytest
 import torch
 
 from helicon.models.soundstream.autoencoder import SoundStreamAutoencoder
+from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.attention import KVCache
 from helicon.quantize import GroupedResidualFSQ, GroupedResidualLFQ, GroupedResidualVQ, ResidualVQ
 
@@ -101,6 +103,25 @@ def test_sound_comes_at_once():
         assert sum(part.shape[-1] for part in heard) == given // HOP * HOP
     heard.append(stream.decode(stream.flush()))
     close(torch.cat(heard, dim=-1), codec(audio).audio)
+
+
+@torch.no_grad()
+def test_a_stream_goes_past_compiled_networks(monkeypatch):
+    """They would be compiled anew for every size of a chunk."""
+    codec = build()
+    audio, compiled = signal(codec), []
+    expected = codec(audio)
+    for network in (codec.encoder, codec.decoder):
+        monkeypatch.setattr(
+            network, "_compiled_call_impl", lambda *given, run=network.forward: compiled.append(run) or run(*given)
+        )
+    stream = codec.stream()
+    codes = torch.cat([*map(stream.encode, audio.split(40, dim=-1)), stream.flush()], dim=1)
+    assert codes.equal(expected.quantized.codes)
+    close(stream.decode(codes), expected.audio)
+    assert not compiled
+    close(codec(audio).audio, expected.audio)
+    assert len(compiled) == 2
 
 
 @each_codec
@@ -206,9 +227,24 @@ def test_mistakes_are_named():
         stream.encode(signal(codec, batch=3))
     with pytest.raises(ValueError, match="input_channels=1"):
         stream.encode(torch.randn(2, 2, 50))
+    with pytest.raises(ValueError, match="audio holds values that are infinite or not numbers"):
+        stream.encode(torch.full((2, 1, 50), torch.nan))
+    unchecked = lambda method, chunk: inspect.unwrap(method)(stream, chunk)  # as for a user without a type checker
+    with pytest.raises(ValueError, match="audio comes as int16: give floats"):
+        unchecked(CodecStream.encode, torch.zeros(2, 50, dtype=torch.int16))
+    with pytest.raises(ValueError, match=r"a chunk is \[b, n\] or \[b, c, n\], not \[50\]"):
+        unchecked(CodecStream.encode, torch.randn(50))
+    with pytest.raises(ValueError, match="the codes hold 16, and this codec's go from 0 to 15"):
+        stream.decode(torch.full((2, 1, 3), 16))
     stream.flush()
     with pytest.raises(ValueError, match="was flushed"):
         stream.encode(signal(codec))
+
+
+def test_chunks_in_double_precision_are_those_in_single():
+    codec = build()
+    audio = signal(codec)
+    assert codec.stream().encode(audio.double()).equal(codec.stream().encode(audio))
 
 
 def test_one_channel_needs_no_dimension():

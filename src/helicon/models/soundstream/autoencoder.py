@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.soundstream.layers import Activation, ConvOptions, Decoder, DenoiseFilm, Encoder, LocalAttention
+from helicon.models.soundstream.layers import Activation, ConvOptions, Decoder, DenoiseFilm, Encoder, LocalAttention, Stack
 from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.conv import PadMode, StreamState
 from helicon.nn.numbers import check_counts
@@ -124,6 +124,8 @@ class SoundStreamAutoencoder(nn.Module):
         available = latents.shape[1] * self.hop
         if num_samples is not None and num_samples > available:
             raise ValueError(f"num_samples={num_samples} are more than the {available} of {latents.shape[1]} frames")
+        if not available:
+            return latents.new_zeros(len(latents), self.input_channels, 0).float()
         return self.decode_frames(latents, is_denoising)[..., :num_samples]
 
     @torch.no_grad()
@@ -132,10 +134,24 @@ class SoundStreamAutoencoder(nn.Module):
         return self.quantizer.encode(self.encode(audio, is_denoising))
 
     def decode_codes(
-        self, codes: Int64[Tensor, "b t q"], num_samples: int | None = None, is_denoising: IsDenoising = None
+        self, codes: Int[Tensor, "b t q"], num_samples: int | None = None, is_denoising: IsDenoising = None
     ) -> Float[Tensor, "b c n"]:
         """Audio from the codes of all levels, or of the first few."""
-        return self.decode(self.quantizer.decode(codes), num_samples, is_denoising)
+        return self.decode(self.dequantize(codes), num_samples, is_denoising)
+
+    def dequantize(self, codes: Int[Tensor, "b t q"]) -> Float[Tensor, "b t d"]:
+        """The latents that codes stand for; -1 stands for nothing."""
+        if codes.ndim != 3 or codes.is_floating_point():
+            kind = str(codes.dtype).removeprefix("torch.")
+            raise ValueError(f"codes are whole numbers [b, t, q], not {kind} {list(codes.shape)}")
+        if codes.device.type == "cpu" and codes.numel():  # (a device would have to be waited for)
+            least, most, size = int(codes.min()), int(codes.max()), self.quantizer.codebook_size
+            if least < -1 or most >= size:
+                raise ValueError(
+                    f"the codes hold {most if most >= size else least}, and this codec's go from 0 to {size - 1}: give those of this codec, "
+                    f"and -1 past the end of a clip"
+                )
+        return self.quantizer.decode(codes.long())
 
     def stream(self, is_denoising: IsDenoising = None) -> CodecStream:
         """Codes a signal chunk by chunk, exactly as in one piece; needs pad_mode="constant"."""
@@ -164,7 +180,7 @@ class SoundStreamAutoencoder(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         """Latents of a whole number of frames, which follow those that the state remembers."""
         self.check_channels(audio)
-        latents = self.encoder(rearrange(audio, "b c n -> b n c"), state)
+        latents = _run(self.encoder, rearrange(audio, "b c n -> b n c"), state)
         if self.encoder_attention is not None:
             latents = self.encoder_attention(latents, state)
         return _condition(self.encoder_film, latents, is_denoising)
@@ -176,7 +192,12 @@ class SoundStreamAutoencoder(nn.Module):
         latents = _condition(self.decoder_film, latents, is_denoising)
         if self.decoder_attention is not None:
             latents = self.decoder_attention(latents, state)
-        return rearrange(self.decoder(latents, state), "b n c -> b c n").float()
+        return rearrange(_run(self.decoder, latents, state), "b n c -> b c n").float()
+
+
+def _run(stack: Stack, x: Float[Tensor, "b n c"], state: StreamState | None) -> Float[Tensor, "b m e"]:
+    """A stream never runs what `stack.compile()` made: that would be compiled anew for every size of a chunk."""
+    return stack(x) if state is None else stack.forward(x, state)
 
 
 def _condition(film: DenoiseFilm | None, latents: Tensor, is_denoising: IsDenoising) -> Tensor:

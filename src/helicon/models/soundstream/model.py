@@ -382,6 +382,9 @@ class SoundStream(Network):
         input_sample_hz: int | None,
         fill: int,
     ) -> Tensor:
+        count = 1 if audio.ndim == 1 else len(audio)
+        if lengths is not None and lengths.shape != (count,):
+            raise ValueError(f"lengths of shape {list(lengths.shape)} do not fit {count} clips: give one for each")
         if lengths is not None and input_sample_hz is not None:
             audio = without_padding(self.process_input(audio), lengths)  # before its neighbours can hear it
             lengths = -(-lengths * self.sample_hz // input_sample_hz)  # as `resample` makes them

@@ -9,10 +9,11 @@ Letters: b batch, c audio channels, n samples, t frames, q codes of a frame.
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from helicon.models.soundstream.codecs import check_finite, check_floats
 from helicon.nn.conv import StreamState
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class CodecStream:
     @torch.no_grad()
     def encode(self, audio: Float[Tensor, "b n"] | Float[Tensor, "b c n"]) -> Int64[Tensor, "b t q"]:
         """Codes of the frames that this chunk completes."""
-        audio = audio[:, None] if audio.ndim == 2 else audio
         if self._is_flushed:
             raise ValueError("this stream was flushed, its last frame is coded: start another with stream()")
+        if audio.ndim not in (2, 3):
+            raise ValueError(f"a chunk is [b, n] or [b, c, n], not {list(audio.shape)}: one signal is a batch of one")
+        check_floats(audio)
+        check_finite(audio)
+        audio = (audio[:, None] if audio.ndim == 2 else audio).float()
         self.codec.check_channels(audio)
         self._check_batch(audio)
         pending = audio if self._rest is None else torch.cat((self._rest, audio), dim=-1)
@@ -69,10 +74,10 @@ class CodecStream:
         return self._codes(F.pad(rest, (0, -rest.shape[-1] % self.codec.hop)))
 
     @torch.no_grad()
-    def decode(self, codes: Int64[Tensor, "b t q"]) -> Float[Tensor, "b c n"]:
+    def decode(self, codes: Int[Tensor, "b t q"]) -> Float[Tensor, "b c n"]:
         """The audio of these frames, which follow those decoded before."""
+        latents = self.codec.dequantize(codes)
         self._check_batch(codes)
-        latents = self.codec.quantizer.decode(codes)
         if not codes.shape[1]:
             return latents.new_zeros(len(codes), self.codec.input_channels, 0)
         audio = self.codec.decode_frames(latents, self.is_denoising, self.state)
