@@ -46,15 +46,23 @@ def test_made_up_sounds(tmp_path: Path) -> None:
     arguments = ["--data", "synthetic", "--clusters", "12", "--hours", "0.01"]
     result = call(*arguments, "-o", "tokens")
     assert result.exit_code == 0, result.output
-    assert "tokens: 12 clusters of 1800 frames (0.01 hours) of mel, of which 12 are used" in result.stdout
+    assert "tokens: 12 clusters of 1800 frames (0.6 minutes) of mel; in use: 12 (as if" in result.stdout
     assert 'helicon.load("tokens")(audio) gives tokens of audio [b, n] at 16000 Hz' in result.stdout
-    assert "reading 100 %" in result.stderr and "clustering 100 %" in result.stderr
+    assert "reading 100 %" in result.stderr and "clustering 100 %" in result.stderr and "WARNING" not in result.stderr
     tokenizer = helicon.load("tokens")
     assert isinstance(tokenizer, MelKmeans) and tokenizer.codebook_size == 12
     assert tokenizer(noise(2, 3200)).shape == (2, 10)
     for seed, same in (("0", True), ("1", False)):
         assert call(*arguments, "-o", f"again{seed}", "--seed", seed).exit_code == 0
         assert torch.equal(centroids(f"again{seed}"), centroids("tokens")) == same
+
+
+def test_clusters_of_silence_are_no_good_and_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "silence").mkdir()
+    soundfile.write(tmp_path / "silence" / "a.wav", torch.zeros(16000).numpy(), 16000)
+    result = call("--data", str(tmp_path / "silence"), "--clusters", "8", "-o", "tokens")
+    assert result.exit_code == 0 and "in use: 1 (as if 1" in result.stdout
+    assert "WARNING: only 1 of 8 clusters are in use: the sounds are too much alike" in result.stderr
 
 
 def test_a_folder_and_a_model(sounds: Path, tmp_path: Path) -> None:
@@ -65,7 +73,7 @@ def test_a_folder_and_a_model(sounds: Path, tmp_path: Path) -> None:
     assert isinstance(tokenizer, HubertWithKmeans) and tokenizer.features.layer == 2
     lengths = torch.tensor([11200, 160000, 6400, 32000])  # every clip once
     frames = int(tokenizer.code_lengths(lengths).sum())
-    assert f"units: 7 clusters of {frames} frames (0.00 hours) of hubert" in result.stdout
+    assert f"units: 7 clusters of {frames} frames (0.2 minutes) of hubert" in result.stdout
     assert json.loads(Path("units/config.json").read_text())["arguments"]["checkpoint_path"] == str(model)
     again = HubertWithKmeans(checkpoint_path="hubert", kmeans_path="units", output_layer=2)
     assert torch.equal(again(noise(1, 900)), tokenizer(noise(1, 900)))

@@ -18,6 +18,7 @@ MADE_UP_SECONDS = 2.0
 LAYER = 9
 CLUSTERS, HOURS = 500, 3.0
 QUANTIZERS = 8
+LEAST_USED = 0.9  # of the clusters, below which something is wrong with the sounds
 SOUNDS_A_CLUSTER = 50  # are enough for the codes of a MuLaN, which hears each clip as one
 MEL, SYNTHETIC = "mel", "synthetic"
 
@@ -119,11 +120,18 @@ def fit_tokens(tokenizer: "KmeansTokenizer", loader: Any, out: Path, model: str,
         clustering=percent("clustering"),
     )
     tokenizer.save(out)
-    read = report.num_frames * tokenizer.downsample_factor / tokenizer.sample_hz / 3600
+    minutes = report.num_frames * tokenizer.downsample_factor / tokenizer.sample_hz / 60
+    read = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.1f} minutes"
     typer.echo(
-        f"{out}: {tokenizer.codebook_size} clusters of {report.num_frames} frames ({read:.2f} hours) of {model}, of which {report.num_used} are "
-        f"used (as if {report.perplexity:.0f} were used equally); they leave {report.unexplained:.0%} of the variance."
+        f"{out}: {tokenizer.codebook_size} clusters of {report.num_frames} frames ({read}) of {model}; in use: {report.num_used} "
+        f"(as if {report.perplexity:.0f} were used equally). They leave {report.unexplained:.0%} of the variance."
     )
+    if report.num_used < LEAST_USED * tokenizer.codebook_size:
+        typer.echo(
+            f"WARNING: only {report.num_used} of {tokenizer.codebook_size} clusters are in use: the sounds are too much alike (silence, or "
+            "copies), so give others, or fewer --clusters",
+            err=True,
+        )
     typer.echo(f'Use it: helicon.load("{out}")(audio) gives tokens of audio [b, n] at {tokenizer.sample_hz} Hz.')
 
 
