@@ -89,6 +89,7 @@ entries: dict[str, Entry] = {
         trainer="helicon.models.soundstream.trainers:SoundStreamTrainer",
         data="helicon.models.soundstream.trainers:training_sounds",
         debug_recipe="soundstream/debug",
+        makers={"helicon.models.soundstream.model:SoundStream": "helicon.models.soundstream.sounds:CodedSoundMaker"},
     ),
     "semantic": Entry(
         summary="AudioLM, first stage: semantic tokens, from texts or from nothing",

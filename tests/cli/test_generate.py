@@ -263,7 +263,7 @@ def test_it_says_which_weights_are_used(made: Path) -> None:
 
 
 A = ["--text", "a"]
-MAKERS = "AudioLM, ConditionalFlowMatcherWrapper, MaskGit, MeshTransformer, Muse, MusicLM, SemanticTransformerWrapper"
+MAKERS = "AudioLM, ConditionalFlowMatcherWrapper, MaskGit, MeshTransformer, Muse, MusicLM, SemanticTransformerWrapper, SoundStream"
 OTHERS = " or .jpg or .jpeg or .webp; a name without an ending is a folder"
 TOGETHER = "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
 FROM_WORDS = (

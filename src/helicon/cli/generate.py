@@ -68,7 +68,8 @@ def generate(
     prompt: Annotated[
         Path | None,
         typer.Option(
-            help="A sound or a mesh to go on from; a recording whose voice to speak in, or to change (with --span)."
+            help="A sound or a mesh to go on from; a recording whose voice to speak in, or to change (with --span); of a codec, the "
+            "sound to code and decode."
         ),
     ] = None,
     prompt_text: Annotated[

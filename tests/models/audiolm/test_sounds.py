@@ -154,7 +154,7 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
-        ("codec", A, "{} holds a SoundStream, which makes nothing by itself: give a run of one that does"),
+        ("codec", A, "a codec reads no texts: leave --text out"),
         ("coarse", A, "{} holds a CoarseTransformerWrapper, which makes nothing by itself: give a run of one that does"),
         ("semantic", A, "a semantic stage makes no sound by itself: name the others with --coarse RUN and --fine RUN, or a delayed one "),
         ("semantic", [*A, "--coarse", "@coarse"], "--coarse holds a stage that makes the first codes: name the one that makes the others, --fine"),

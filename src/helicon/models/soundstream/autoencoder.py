@@ -17,7 +17,15 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.models.soundstream.layers import Activation, ConvOptions, Decoder, DenoiseFilm, Encoder, LocalAttention, Stack
+from helicon.models.soundstream.layers import (
+    Activation,
+    ConvOptions,
+    Decoder,
+    DenoiseFilm,
+    Encoder,
+    LocalAttention,
+    Stack,
+)
 from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.conv import PadMode, StreamState
 from helicon.nn.numbers import check_counts
