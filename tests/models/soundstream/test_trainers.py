@@ -334,7 +334,10 @@ def test_tokenize_uses_the_averaged_weights_and_leaves_everything_as_it_was():
     run.train()
     before, audio = state(run), sound()
     codes = run.tokenize(audio)
-    assert torch.equal(codes, run.ema_tokenizer(audio)) and codes.shape == (2, 26, 3)
+    averaged, online = run.ema_tokenizer, run.unwrapped_soundstream
+    assert torch.equal(codes, averaged.tokenize(audio)) and codes.shape == (2, 26, 3)
+    assert not averaged.training and not any(weight.requires_grad for weight in averaged.parameters())
+    assert not torch.equal(codes, online.tokenize(audio)) and all(w.requires_grad for w in online.parameters())
     assert torch.equal(codes, helicon.load("run").tokenize(audio))
     assert not torch.equal(codes, helicon.load("run", use_ema=False).tokenize(audio))
     assert all(torch.equal(value, before[name]) for name, value in state(run).items())

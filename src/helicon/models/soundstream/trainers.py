@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -167,11 +167,12 @@ class SoundStreamTrainer(Trainer):
             return self.unwrapped_soundstream.tokenize(audio.to(self.device))
 
     @property
-    def ema_tokenizer(self) -> Callable[[Audio], Int[Tensor, "b t q"]]:
-        """`tokenize`, of a trainer that has averaged weights."""
+    def ema_tokenizer(self) -> SoundStream:
+        """A frozen copy of the codec, with the averaged weights of this moment."""
         if self.ema is None:
             raise ValueError("this trainer keeps no averaged weights: build it with use_ema=True")
-        return self.tokenize
+        with self.inference():
+            return copy.deepcopy(self.unwrapped_soundstream).requires_grad_(False).eval()
 
     @property
     def multiscale_discriminator_iter(self) -> NoReturn:
