@@ -266,6 +266,14 @@ def test_padding_is_no_unknown_token() -> None:
     rows = CODES[:2].clone()
     rows[0, 9:], rows[1, 7:] = 99, -1
     assert torch.equal(trainer.data_tuple_to_kwargs((rows,))["token_ids"], rows)
+    batch = {"token_ids": rows}
+    assert int(trainer.task.weight(batch)) == int(((rows >= 0) & (rows < 99)).sum()), "padding has no weight"
+    given: dict[str, Any] = {"temperature": 0.0}
+    made = [
+        stage.generate(coarse_token_ids=coarse, **given)
+        for coarse in (rows[..., : FINE["num_coarse_quantizers"]], stage.tokens(batch)["coarse_token_ids"])
+    ]
+    assert torch.equal(*made) and (made[0][0, 9:] == -1).all()
 
 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [

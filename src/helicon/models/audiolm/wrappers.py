@@ -308,7 +308,12 @@ class FineTransformerWrapper(Stage):
         coarse, fine = self.transformer.num_coarse_quantizers, self.transformer.num_fine_quantizers
         if codes.shape[2] < coarse + fine:
             raise ValueError(f"codes of shape {list(codes.shape)} must be [b, t, {coarse + fine}], of all quantizers")
+        codes = self._padded_alike(codes)
         return {"coarse_token_ids": codes[..., :coarse], "fine_token_ids": codes[..., coarse : coarse + fine]}
+
+    def _padded_alike(self, codes: Int[Tensor, "b t _"]) -> Int[Tensor, "b t _"]:
+        """-1 also where the transformer's own pad_id stands past the end of a row."""
+        return codes.masked_fill(codes == self.transformer.pad_id, PAD)
 
     def labels(
         self, coarse_token_ids: Int[Tensor, "b t q"], fine_token_ids: Int[Tensor, "b t r"]
@@ -340,10 +345,9 @@ class FineTransformerWrapper(Stage):
             tokens = self._split(self.codes(needed(raw_wave, "token_ids")) if token_ids is None else token_ids)
         else:
             tokens = {
-                "coarse_token_ids": by_frame(coarse_token_ids, transformer.num_coarse_quantizers),
-                "fine_token_ids": by_frame(fine_token_ids, transformer.num_fine_quantizers),
+                "coarse_token_ids": self._padded_alike(by_frame(coarse_token_ids, transformer.num_coarse_quantizers)),
+                "fine_token_ids": self._padded_alike(by_frame(fine_token_ids, transformer.num_fine_quantizers)),
             }
-        tokens = {name: ids.masked_fill(ids == transformer.pad_id, PAD) for name, ids in tokens.items()}
         condition = self._condition(text, text_embeds, options, raw_wave=raw_wave)
         coarse, fine = transformer(**tokens, forget_prob=self.forget_prob, **condition)
         weights = {"coarse": self.coarse_cross_entropy_loss_weight}
@@ -382,11 +386,13 @@ class FineTransformerWrapper(Stage):
                 many as the transformer learned from, at most.
             The others: see `SemanticTransformerWrapper.generate`.
         """
-        coarse = by_frame(coarse_token_ids, self.transformer.num_coarse_quantizers)
+        coarse = self._padded_alike(by_frame(coarse_token_ids, self.transformer.num_coarse_quantizers))
         coarse = coarse.masked_fill((coarse < 0).any(dim=-1, keepdim=True), PAD)
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_fine_token_ids = self._split(codes)["fine_token_ids"]
+        elif prime_fine_token_ids is not None:
+            prime_fine_token_ids = self._padded_alike(prime_fine_token_ids)
         sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
         condition = self.said(text, text_embeds, **texts)
         fine = fine_codes(
