@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helicon.models.audiolm.generate import joined, waves_of
+from helicon.models.audiolm.generate import _Delayed, joined, waves_of
 from helicon.nn.sampling import Sampling
 from models.audiolm.tiny import (
     ALL_CODES,
@@ -225,6 +225,19 @@ def test_a_second_call_is_not_disturbed_by_the_first() -> None:
         stage.generate(semantic_token_ids=IDS, max_time_steps=8, filter_thres=0.0, seed=seed) for seed in (0, 1, 0)
     ]
     assert torch.equal(calls[0], calls[2])
+
+
+def test_what_captured_graphs_read_stays_where_it_is() -> None:
+    """Also where a call of another shape came between, and was refused before it decoded."""
+    model = _Delayed(KINDS["delayed"].build())
+    quantizers = COARSE + FINE
+    places = []
+    for rows in (4, 2, 4):
+        known = torch.full((rows, quantizers, quantizers), rows)
+        model.begin(known)
+        assert torch.equal(model.known, known) and len(model.ended) == rows
+        places.append((model.known.data_ptr(), model.ended.data_ptr()))
+    assert places[0] == places[2] != places[1]
 
 
 def test_a_single_quantizer_needs_no_delay() -> None:

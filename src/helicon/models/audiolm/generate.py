@@ -113,12 +113,13 @@ class _Delayed(TokenModel):
         self.embedding, self.logit_weights = network.codes.embedding, network.logit_weights
 
     def begin(self, known: Int[Tensor, "r q q"]) -> None:
-        """What the finer quantizers say of the prompt; kept where it was before, if it fits: captured graphs read it there."""
-        kept = self.__dict__.get("known")
-        if kept is not None and kept.shape == known.shape and kept.device == known.device:
-            kept.copy_(known)
-        else:
-            self.__dict__.update(known=known.clone(), ended=known.new_zeros(len(known)))
+        """What the finer quantizers say of the prompt. Each shape has its place, where captured graphs read it, also after a call of
+        another shape that came to nothing."""
+        places, shape = self.__dict__.setdefault("places", {}), (known.shape, known.device)
+        if shape not in places:
+            places[shape] = torch.empty_like(known), known.new_zeros(len(known))
+        self.__dict__["known"], self.__dict__["ended"] = places[shape]
+        self.known.copy_(known)
 
     def embed_tokens(self, tokens: Int[Tensor, "r *q"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
         tokens = tokens.reshape(len(tokens), self.streams)
@@ -354,6 +355,8 @@ def _rows(asked: Sampled, prompts: int) -> int:
         raise ValueError(f"batch_size={asked.batch_size} must be at least 1")
     if isinstance(asked.texts.get("texts"), str):
         raise ValueError(f"text takes a list of texts, not one: write [{asked.texts['texts']!r}]")
+    if not prompts or any(value is not None and not len(value) for value in asked.texts.values()):
+        raise ValueError("an empty list of prompts or texts asks for nothing: give one at least, or leave it out")
     counts = {asked.batch_size, prompts, *(len(value) for value in asked.texts.values() if value is not None)}
     several = counts - {1}
     if len(several) > 1:
