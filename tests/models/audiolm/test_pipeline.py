@@ -205,6 +205,20 @@ def test_long_sounds_are_refined_in_pieces() -> None:
     assert codes == [5, 5, 5] and pieces.arguments["fine_max_frames"] == 5
 
 
+def test_sounds_are_as_long_as_those_it_learned_from(tmp_path: Path) -> None:
+    model = audiolm(learned_seconds=0.05)
+    model.save_pretrained(tmp_path)
+    loaded = AudioLM.from_pretrained(tmp_path)
+    assert loaded.learned_seconds == 0.05 and loaded.usual_frames == 10
+    for asked, seconds in (({}, 0.05), ({"seconds": 0.1}, 0.1)):
+        most = max(loaded(seed=seed, **asked).shape[-1] for seed in range(4))
+        assert 0 < most <= seconds * HZ
+    with pytest.raises(ValueError, match=r"lasts 0\.06 s, and the whole sound 0\.05 s"):
+        loaded(prime_wave=chirps((480,)))
+    with pytest.raises(ValueError, match="seconds=-1 must be a number of seconds"):
+        audiolm(learned_seconds=-1)
+
+
 # ------------------------------------------------------------------ put together, saved, loaded
 
 
@@ -338,6 +352,9 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "empty.wav", torch.zeros(0).numpy(), HZ)
     without = audiolm(wav2vec=None)
     cases: list[tuple[AudioLM, dict[str, Any], type[Exception], str]] = [
+        (model, {"seconds": float("nan")}, ValueError, "seconds=nan must be a number of seconds"),
+        (model, {"seconds": float("inf")}, ValueError, "seconds=inf must be a number of seconds"),
+        (reading, {"text": []}, ValueError, "an empty list of prompts or texts asks for nothing"),
         (model, {"prime_wave_path": "nowhere.wav"}, FileNotFoundError, "prime_wave_path='nowhere.wav' is not there"),
         (model, {"prime_wave_path": tmp_path / "no.wav"}, ValueError, "no.wav cannot be read as sound"),
         (model, {"prime_wave_path": tmp_path / "empty.wav"}, ValueError, "empty.wav is empty"),

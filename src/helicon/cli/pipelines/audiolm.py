@@ -139,7 +139,7 @@ class Bundle:
         if "fine_transformer" in stages:
             codec = stages["fine_transformer"].codec
             stages["fine_max_frames"] = round(seconds_of(work) * codec.sample_hz / codec.downsample_factor)
-        return AudioLM(**stages)
+        return AudioLM(**stages, learned_seconds=seconds_of(work))
 
     def _made_of(self, work: Work) -> dict[str, str]:
         """The checkpoint of each stage."""

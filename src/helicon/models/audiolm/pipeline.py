@@ -72,6 +72,7 @@ class AudioLM(Network):
         audio_conditioner: Any = None,
         unique_consecutive: bool = True,
         fine_max_frames: int | None = None,
+        learned_seconds: float | None = None,
     ):
         """
         Args:
@@ -80,6 +81,8 @@ class AudioLM(Network):
                 what the transformers are conditioned on.
             unique_consecutive: semantic tokens that repeat the one before are left out, as in training.
             fine_max_frames: the fine stage makes longer sounds piece by piece: as many frames as it learned from.
+            learned_seconds: how long the sounds are that the stages learned from: what they make is as long, where nothing else is
+                asked for. Further on, the first two stages are where they have never been.
         """
         super().__init__()
         given: dict[str, Any] = {
@@ -115,11 +118,12 @@ class AudioLM(Network):
                 transformer=bare["fine_transformer"], codec=codec, audio_conditioner=audio_conditioner
             )
         )
-        self.fine_max_frames = fine_max_frames
+        self.fine_max_frames, self.learned_seconds = fine_max_frames, learned_seconds
         self._check()
         self.arguments |= {**bare, "wav2vec": wav2vec, "codec": codec, **shared}
 
     def _check(self) -> None:
+        assert self.usual_frames  # which refuses learned_seconds that cannot be
         semantic, coarse = self.semantic.transformer, self.coarse.transformer
         if semantic.num_semantic_tokens != coarse.num_semantic_tokens:
             raise ValueError(
@@ -151,6 +155,11 @@ class AudioLM(Network):
     @property
     def sample_hz(self) -> int:
         return self.codec.sample_hz
+
+    @property
+    def usual_frames(self) -> int:
+        """How many frames the codec makes at most, where nothing is said of it."""
+        return MAX_TIME_STEPS if self.learned_seconds is None else self._num_frames(self.learned_seconds)
 
     @property
     def reads_texts(self) -> bool:
@@ -192,13 +201,13 @@ class AudioLM(Network):
             max_length: the most semantic tokens; no more are made than the sound is long, where the wav2vec tells how many.
             return_coarse_generated_wave: the sound of the coarse codes alone.
             mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
-            seconds: the most that a sound lasts, its prompt with it; by default 512 frames.
+            seconds: the most that a sound lasts, its prompt with it; by default learned_seconds, or else 512 frames.
             cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages. By default filter_thres is
                 0.9, or nothing where there is a top_k or a top_p.
             seed: the same again for the same seed; None draws one.
             condition_ids: in the place of texts: codes of sounds or texts, as an audio_conditioner makes them.
         """
-        frames = MAX_TIME_STEPS if seconds is None else self._num_frames(seconds)
+        frames = self.usual_frames if seconds is None else self._num_frames(seconds)
         prime = self._prime(prime_wave, prime_wave_input_sample_hz, prime_wave_path, prime_lengths, frames)
         said: dict[str, Any] = {"text": text, "text_embeds": text_embeds, "condition_ids": condition_ids}
         if any(value is not None for value in said.values()):
@@ -247,6 +256,8 @@ class AudioLM(Network):
         return int(wav2vec.code_lengths(torch.tensor([samples]))) + wav2vec.groups
 
     def _num_frames(self, seconds: float) -> int:
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"seconds={seconds} must be a number of seconds, as in seconds=5")
         frames = round(seconds * self.codec.sample_hz / self.codec.downsample_factor)
         if frames < 1:
             raise ValueError(f"seconds={seconds} is less than a frame of the codec: give more")

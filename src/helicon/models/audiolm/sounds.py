@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from helicon.data.sound import SUFFIXES, Sound, read_prompt, spectrogram_beside
-from helicon.models.audiolm.pipeline import MAX_TIME_STEPS, AudioLM
+from helicon.models.audiolm.pipeline import AudioLM
 from helicon.models.audiolm.wrappers import (
     CoarseTransformerWrapper,
     DelayedTransformerWrapper,
@@ -48,7 +48,8 @@ class SoundMaker:
             prompt: the sound file that every sound begins with.
             coarse, fine: the other stages; a delayed one as `coarse` stands for both.
             fine_max_frames: as many frames as the fine stage learned from: longer sounds are made piece by piece.
-            seconds: the most that a sound lasts, its prompt with it; by default 512 frames of the codec.
+            seconds: the most that a sound lasts, its prompt with it; by default as long as what the AudioLM learned from, where it
+                knows that, or 512 frames of the codec.
             temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn, in all stages. By default filter_thres is
                 0.9, or nothing where there is a top_k or a top_p.
         """
@@ -109,7 +110,7 @@ class SoundMaker:
         if wav2vec is None:
             raise ValueError("the stages were trained without their semantic tokenizer, which a --prompt needs")
         least = max(hearer.downsample_factor / hearer.sample_hz for hearer in (codec, wav2vec))
-        most = self.options["seconds"] or MAX_TIME_STEPS * codec.downsample_factor / codec.sample_hz
+        most = self.options["seconds"] or self.network.usual_frames * codec.downsample_factor / codec.sample_hz
         lasts = wave.shape[-1] / hz
         if lasts < least:
             raise ValueError(f"{path} lasts {lasts:.3f} s, and the model needs {least:.3f} s to hear anything")
