@@ -67,7 +67,7 @@ def test_every_stage_is_trained_on_those_before_it(whole: tuple[Path, str], monk
     monkeypatch.chdir(whole[0])
     assert steps_taken(whole[1]) == ["codec", "kmeans", "tokens", "semantic", "coarse", "fine", "audiolm", "samples"]
     model = helicon.load("out/audiolm")
-    assert model.semantic.wav2vec.codebook_size == 8 and model.fine_max_frames == 25  # type: ignore[union-attr]
+    assert model.semantic.wav2vec.codebook_size == 8 and model.fine_max_frames == 25 and model.learned_seconds == 0.5  # type: ignore[union-attr]
     assert model.codec.own_state().keys() <= helicon.load("out/codec").own_state().keys()  # type: ignore[union-attr]
     cache = TokenCache("out/tokens")
     assert len(cache) == 12 and cache[0]["texts"] in Path("sounds.jsonl").read_text(), "two pieces of 0.5 s a sound"
@@ -91,7 +91,9 @@ def test_what_is_done_is_not_done_again(whole: tuple[Path, str], monkeypatch: py
     monkeypatch.chdir(whole[0])
     dates = lambda: {path: path.stat().st_mtime_ns for path in Path("out").rglob("*") if path.is_file()}
     before = dates()
-    again = captioned()
+    again = captioned(
+        "save_results_every=2", "coarse.save_model_every=1", "tensorboard=true"
+    )  # nothing is learned otherwise
     assert again.exit_code == 0 and steps_taken(again.stdout) == [], again.output
     assert before == dates()
 

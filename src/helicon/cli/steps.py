@@ -34,7 +34,15 @@ RECORD = "pipeline.json"  # what steps were done with, where their folders do no
 # Arguments of a stage's data section that say where and how often, not what: a token cache does not depend on them.
 NOT_OF_A_CACHE = ("source", "end_prob")
 # Settings of a run, and options of a tokenizer, that say how long or how fast, not what is learned or fitted.
-NOT_OF_A_RUN = ("trainer.num_train_steps", "trainer.num_workers", "trainer.log_every")
+NOT_OF_A_RUN = (
+    "trainer.num_train_steps",
+    "trainer.num_workers",
+    "trainer.log_every",
+    "trainer.save_results_every",
+    "trainer.save_model_every",
+    "trainer.keep_last",
+    "trainer.tensorboard",
+)
 NOT_OF_CLUSTERS = ("batch_size", "workers")
 
 
