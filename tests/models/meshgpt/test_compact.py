@@ -112,6 +112,8 @@ def test_a_batch_is_each_mesh_padded():
     samples = [SyntheticMeshes(3)[index] for index in range(3)]
     batch = collate_meshes(samples)
     codes = tokenizer.tokenize(batch["vertices"], batch["faces"], batch["face_edges"])
+    other = collate_meshes(samples, pad_id=-7)  # any negative corner is padding, as for an autoencoder
+    assert torch.equal(tokenizer.tokenize(other["vertices"], other["faces"]), codes)
     corners, mask = tokenizer.decode_from_codes_to_faces(codes)
     for row, sample in enumerate(samples):
         alone = tokenizer.tokenize(sample["vertices"], sample["faces"])

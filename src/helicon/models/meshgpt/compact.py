@@ -71,7 +71,7 @@ class CompactMeshTokenizer(Network):
         faces: Int[Tensor, "*b f c"],
         face_edges: Int[Tensor, "*b e 2"] | None = None,
     ) -> Int[Tensor, "*b n"]:
-        """The tokens of one mesh, or of a batch, padded with `pad_id`. Faces with a corner `pad_id` are padding.
+        """The tokens of one mesh, or of a batch, padded with `pad_id`. Faces with a negative corner are padding.
 
         (Neighbours, which an autoencoder needs, are not looked at.) Faces of which two corners are in one place of the
         grid, and those that are there twice, leave no tokens.
@@ -111,7 +111,7 @@ class CompactMeshTokenizer(Network):
         return coords, mask.to(codes.device)
 
     def _tokens(self, vertices: Float[Tensor, "v 3"], faces: Int[Tensor, "f 3"]) -> Int[Tensor, "n"]:
-        faces = faces[(faces != self.pad_id).all(dim=-1)].long()
+        faces = faces[(faces >= 0).all(dim=-1)].long()
         if len(faces) == 0:
             return torch.zeros(0, dtype=torch.long)
         used, corners = torch.unique(faces, return_inverse=True)
