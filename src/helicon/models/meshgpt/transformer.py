@@ -348,7 +348,7 @@ class MeshTransformer(TextConditioned):
         if codes.ndim not in (2, 3) or (codes.ndim == 3 and codes.shape[2] != q) or flat.shape[1] % k:
             raise ValueError(
                 f"codes of shape {list(codes.shape)} are not those of faces of {k} tokens: "
-                f"give [b, n, {q}], or [b, n] with n a multiple of {k}"
+                f"give [b, n, {q}] with n a multiple of {k // q}, or [b, n] with n a multiple of {k}"
             )
         return flat.unflatten(1, (flat.shape[1] // k, k))
 
@@ -384,7 +384,7 @@ class MeshTransformer(TextConditioned):
                 raise ValueError("there is nothing to learn from: give vertices and faces, or codes")
             codes = self.tokenize(vertices, faces, face_edges)
         if faces is not None and self.num_faces_emb is not None and options.get("num_faces") is None:
-            options["num_faces"] = (faces >= 0).any(dim=-1).sum(dim=1)
+            options["num_faces"] = (faces >= 0).all(dim=-1).sum(dim=1)
         return self.forward_on_codes(codes, **options)
 
     def forward_on_codes(
