@@ -77,7 +77,10 @@ class MeshSource:
             chosen = check(choices, self.meshes or {}, "data.meshes")
             return SyntheticMeshes(self.num_samples, self.seed, edges=False, **grid, **chosen)
         if self.meshes is not None:
-            raise ValueError(f"data.meshes chooses among made-up ones, and the source is {self.source}: leave it out")
+            raise ValueError(
+                f"data.meshes chooses among the made-up meshes of source: synthetic, and the source is {self.source}: leave it out, "
+                "or write data.meshes=null where a recipe has it"
+            )
         return mesh_data(
             self.source,
             self.transform_for(tokenizer),
@@ -137,7 +140,7 @@ def training_meshes(
         augment: meshes are stretched, and changed as `transform` says, at random.
         min_faces, max_faces: meshes with fewer or more are left out.
         transform: how they are changed: scale, scale_per_axis, jitter, rotation, up (`helicon.data.mesh.MeshTransform`).
-        meshes: what made-up ones are chosen from: kinds, heights, held_out, only (`SyntheticMeshes`).
+        meshes: what made-up ones are chosen from: kinds, heights, num_sides, held_out, only (`SyntheticMeshes`).
     """
     return MeshSource(
         source, captions, augment, text_column, min_faces, max_faces, transform, num_samples, seed, meshes
