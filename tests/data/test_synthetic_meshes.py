@@ -68,6 +68,20 @@ def test_what_the_caption_says_is_found_again_in_every_mesh():
         assert describe_mesh(sample["vertices"], sample["faces"]) == data.attributes(index), sample["texts"]
 
 
+@pytest.mark.parametrize("quads", [False, True])
+def test_finer_circles_make_more_faces_of_the_same_words(quads: bool):
+    plain, fine = (SyntheticMeshes(60, 7, quads=quads, num_sides=sides) for sides in ((8,), (24,)))
+    mixed = SyntheticMeshes(60, 7, quads=quads, kinds=["lamp"], num_sides=[8, 16])
+    most = 0
+    for index in range(60):
+        sample = fine[index]
+        assert describe_mesh(sample["vertices"], sample["faces"]) == fine.attributes(index) == plain.attributes(index)
+        assert len(sample["faces"]) >= len(plain[index]["faces"])
+        most = max(most, len(sample["faces"]))
+    assert 180 / (1 + quads) < most <= 200 / (1 + quads)
+    assert {len(mixed[index]["faces"]) for index in range(60)} == ({34, 66} if quads else {68, 132})
+
+
 def test_damaged_and_padded_meshes_are_still_described():
     generator = torch.Generator().manual_seed(0)
     for sample in every_word(quads=True):
@@ -117,6 +131,9 @@ def test_what_cannot_be_made_is_refused():
         SyntheticMeshes(0)
     with pytest.raises(ValueError, match="num_discrete_coors=32: these meshes need 64"):
         SyntheticMeshes(3, num_discrete_coors=32)
+    for sides in ([], [4], [10], [28]):
+        with pytest.raises(ValueError, match="give a list of multiples of 4 from 8 to 24"):
+            SyntheticMeshes(3, num_sides=sides)
     with pytest.raises(IndexError):
         SyntheticMeshes(3)[3]
 

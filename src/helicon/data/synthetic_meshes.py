@@ -44,7 +44,8 @@ KINDS = tuple(FOOTPRINTS)
 LONG_KINDS = ("bench", "shelf")  # wide as they are, so the caption need not say it
 WIDTHS = {"wide": (1.8, 2.2), "": (1.0, 1.0)}  # against the depth
 IS_TALL, IS_WIDE = 1.0, 1.4  # from where on the words apply
-NUM_SIDES = 8  # of what is round
+NUM_SIDES = (8,)  # of what is round
+MOST_SIDES = 24  # with which a lamp has 196 triangles
 LOWEST_RESOLUTION = 64  # bins in which the parts stay apart
 NUM_POINTS = 384  # on a surface, to compare it by
 FARTHEST = 0.16  # mean distance of such points in the cube [-1, 1], up to which a mesh is of a kind
@@ -58,15 +59,25 @@ def _rectangle(x: float, z: float, half_x: float, half_z: float) -> Outline:
     return [(x - half_x, z - half_z), (x - half_x, z + half_z), (x + half_x, z + half_z), (x + half_x, z - half_z)]
 
 
-def _round(radius: float) -> Outline:
-    diagonal = math.sqrt(0.5)
-    circle = [(1, 0), (diagonal, -diagonal), (0, -1), (-diagonal, -diagonal)]
-    circle += [(-x, -z) for x, z in circle]
-    return [(radius * x, radius * z) for x, z in circle]
+@dataclass(frozen=True)
+class _Style:
+    """How a thing stands on the ground, and how finely what is round is cut."""
 
+    is_round: bool
+    num_sides: int
 
-def _ground(is_round: bool) -> Outline:
-    return _round(1.0) if is_round else _rectangle(0, 0, 1, 1)
+    @property
+    def ground(self) -> Outline:
+        return self.circle(1.0) if self.is_round else _rectangle(0, 0, 1, 1)
+
+    def circle(self, radius: float) -> Outline:
+        quarter = self.num_sides // 4
+        turns = [math.pi / 2 * step / quarter for step in range(quarter)]
+        # The other quarters are the first one turned, so that what should be opposite is so exactly.
+        points = [(math.cos(turn), -math.sin(turn)) for turn in turns]
+        points += [(z, -x) for x, z in points]
+        points += [(-x, -z) for x, z in points]
+        return [(radius * x, radius * z) for x, z in points]
 
 
 def _prism(outline: Outline, low: float, high: float, top: Outline | None = None) -> Solid:
@@ -79,46 +90,46 @@ def _prism(outline: Outline, low: float, high: float, top: Outline | None = None
     return torch.tensor(corners, dtype=torch.float64), torch.tensor(quads)
 
 
-def _box(draw: Draw, is_round: bool) -> list[Solid]:
-    return [_prism(_ground(is_round), -1, 1)]
+def _box(draw: Draw, style: _Style) -> list[Solid]:
+    return [_prism(style.ground, -1, 1)]
 
 
-def _bucket(draw: Draw, is_round: bool) -> list[Solid]:
-    return [_prism(_round(draw(0.45, 0.6)), -1, 1, top=_round(1.0))]
+def _bucket(draw: Draw, style: _Style) -> list[Solid]:
+    return [_prism(style.circle(draw(0.45, 0.6)), -1, 1, top=style.circle(1.0))]
 
 
-def _table(draw: Draw, is_round: bool) -> list[Solid]:
+def _table(draw: Draw, style: _Style) -> list[Solid]:
     under, half = 1 - draw(0.2, 0.3), draw(0.09, 0.13)
-    out = 0.5 if is_round else 0.75
+    out = 0.5 if style.is_round else 0.75
     legs = [_prism(_rectangle(x, z, half, half), -1, under) for x in (-out, out) for z in (-out, out)]
-    return [_prism(_ground(is_round), under, 1), *legs]
+    return [_prism(style.ground, under, 1), *legs]
 
 
-def _stool(draw: Draw, is_round: bool) -> list[Solid]:
+def _stool(draw: Draw, style: _Style) -> list[Solid]:
     under, half = 1 - draw(0.35, 0.5), draw(0.1, 0.14)
     places = [(0.0, -0.65), (-0.55, 0.45), (0.55, 0.45)]
     return [
-        _prism(_ground(is_round), under, 1),
+        _prism(style.ground, under, 1),
         *(_prism(_rectangle(*place, half, half), -1, under) for place in places),
     ]
 
 
-def _chair(draw: Draw, is_round: bool) -> list[Solid]:
+def _chair(draw: Draw, style: _Style) -> list[Solid]:
     seat, half, thick = draw(-0.15, 0.05), draw(0.09, 0.13), draw(0.15, 0.2)
     legs = [_prism(_rectangle(x, z, half, half), -1, seat) for x in (-0.75, 0.75) for z in (-0.75, 0.75)]
     back = _prism(_rectangle(0, -0.8, 0.9, 0.1), seat + thick, 1)
-    return [_prism(_ground(False), seat, seat + thick), back, *legs]
+    return [_prism(_rectangle(0, 0, 1, 1), seat, seat + thick), back, *legs]
 
 
-def _bench(draw: Draw, is_round: bool) -> list[Solid]:
+def _bench(draw: Draw, style: _Style) -> list[Solid]:
     under, half = 1 - draw(0.3, 0.45), draw(0.08, 0.12)
     return [
-        _prism(_ground(False), under, 1),
+        _prism(_rectangle(0, 0, 1, 1), under, 1),
         *(_prism(_rectangle(x, 0, half, 0.85), -1, under) for x in (-0.75, 0.75)),
     ]
 
 
-def _shelf(draw: Draw, is_round: bool) -> list[Solid]:
+def _shelf(draw: Draw, style: _Style) -> list[Solid]:
     half, thick = draw(0.06, 0.09), draw(0.12, 0.18)
     inside = 1 - 2 * half
     sides = [_prism(_rectangle(x, 0, half, 1), -1, 1) for x in (half - 1, 1 - half)]
@@ -126,17 +137,17 @@ def _shelf(draw: Draw, is_round: bool) -> list[Solid]:
     return [*sides, *boards]
 
 
-def _lamp(draw: Draw, is_round: bool) -> list[Solid]:
+def _lamp(draw: Draw, style: _Style) -> list[Solid]:
     shade, half, foot = draw(0.1, 0.3), draw(0.08, 0.12), -1 + draw(0.12, 0.2)
     return [
-        _prism(_round(draw(0.5, 0.65)), -1, foot),
+        _prism(style.circle(draw(0.5, 0.65)), -1, foot),
         _prism(_rectangle(0, 0, half, half), foot, shade),
-        _prism(_round(1.0), shade, 1, top=_round(draw(0.45, 0.6))),
+        _prism(style.circle(1.0), shade, 1, top=style.circle(draw(0.45, 0.6))),
     ]
 
 
 # In the cube, which each of them fills.
-SOLIDS: dict[str, Callable[[Draw, bool], list[Solid]]] = {
+SOLIDS: dict[str, Callable[[Draw, _Style], list[Solid]]] = {
     "box": _box,
     "cylinder": _box,
     "bucket": _bucket,
@@ -149,8 +160,8 @@ SOLIDS: dict[str, Callable[[Draw, bool], list[Solid]]] = {
 }
 
 
-def _build(kind: str, footprint: str, draw: Draw) -> Mesh:
-    solids = SOLIDS[kind](draw, footprint == "round" or kind == "cylinder")
+def _build(kind: str, footprint: str, num_sides: int, draw: Draw) -> Mesh:
+    solids = SOLIDS[kind](draw, _Style(footprint == "round" or kind == "cylinder", num_sides))
     starts = np.cumsum([0, *(len(vertices) for vertices, _ in solids)])
     faces = [quads + int(start) for (_, quads), start in zip(solids, starts[:-1], strict=True)]
     return Mesh(torch.cat([vertices for vertices, _ in solids]), torch.cat(faces))
@@ -178,7 +189,8 @@ class SyntheticMeshes(Dataset[dict[str, Any]]):
     """`num_samples` meshes {"vertices": [v, 3], "faces": [f, 3 or 4], "face_edges": [e, 2], "texts": caption}.
 
     (kind, height) pairs in `held_out` never appear; another dataset with `only` those tests what was made of them. `kinds`
-    and `heights` are the words to choose from.
+    and `heights` are the words to choose from, and `num_sides` the numbers of sides that what is round may have (8 by default: 12 to 76
+    triangles; with 24, up to 196, of which those that have no area on a coarse grid are missing).
     """
 
     def __init__(
@@ -193,6 +205,7 @@ class SyntheticMeshes(Dataset[dict[str, Any]]):
         only: Sequence[Pair] = (),
         kinds: Sequence[str] = KINDS,
         heights: Sequence[str] = tuple(HEIGHTS),
+        num_sides: Sequence[int] = NUM_SIDES,
     ):
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: it must be at least 1")
@@ -203,7 +216,9 @@ class SyntheticMeshes(Dataset[dict[str, Any]]):
         _check_words("kinds", kinds, KINDS)
         _check_words("heights", heights, tuple(HEIGHTS))
         self.choices = _choices(kinds, heights, held_out, only)
-        self.num_samples, self.seed = num_samples, seed
+        if not num_sides or any(number % 4 or not 8 <= number <= MOST_SIDES for number in num_sides):
+            raise ValueError(f"num_sides={num_sides!r}: give a list of multiples of 4 from 8 to {MOST_SIDES}")
+        self.num_samples, self.seed, self.num_sides = num_samples, seed, tuple(num_sides)
         self.transform = MeshTransform(num_discrete_coors, quads, edges=edges)
 
     def __len__(self) -> int:
@@ -224,7 +239,9 @@ class SyntheticMeshes(Dataset[dict[str, Any]]):
 
         is_wide = words.footprint == "wide" or words.kind in LONG_KINDS
         width, height = draw(*WIDTHS["wide" if is_wide else ""]), draw(*HEIGHTS[words.height])
-        mesh = _build(words.kind, words.footprint, draw)
+        # (Without a choice nothing is drawn.)
+        num_sides = self.num_sides[int(next(draws) * len(self.num_sides)) if len(self.num_sides) > 1 else 0]
+        mesh = _build(words.kind, words.footprint, num_sides, draw)
         vertices = mesh.vertices * torch.tensor([width, height * width, 1.0], dtype=torch.float64)
         faces = mesh.faces if self.transform.quads else _triangles(mesh.faces)
         return self.transform(Mesh(vertices, faces), f"mesh {index}") | {"texts": words.caption}
@@ -312,7 +329,7 @@ def _examples() -> tuple[list[Pair], Float[Tensor, "m p 3"]]:
             if footprint == "wide":  # a stretched square
                 continue
             for place in (0.2, 0.8):
-                mesh = _build(kind, footprint, functools.partial(_between, place))
+                mesh = _build(kind, footprint, NUM_SIDES[0], functools.partial(_between, place))
                 surface = _surface(mesh.vertices, mesh.faces)
                 assert surface is not None
                 names.append((kind, footprint))

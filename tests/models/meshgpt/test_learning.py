@@ -14,31 +14,32 @@ import helicon
 from helicon import MeshAutoencoder, MeshTransformer, registry
 from helicon.config import Recipe, load_recipe
 from helicon.data.mesh_data import collate_meshes
-from helicon.data.synthetic_meshes import MeshAttributes, SyntheticMeshes, describe_mesh
+from helicon.data.synthetic_meshes import KINDS, MeshAttributes, SyntheticMeshes, describe_mesh
 from helicon.metrics.mesh import triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled
 
 OTHER = 12345  # a seed that no recipe has
 VARIED = ("table", "stool", "chair", "bench", "shelf", "lamp")  # of boxes, cylinders and buckets nearly all are seen
+SIDES = [8, 16, 24]  # of what is round: up to 196 triangles
 HOW: dict[str, Any] = {"temperature": 0.5, "filter_thres": 0, "seed": 1}
 
 
-def read(recipe: str) -> Recipe:
-    return load_recipe(recipe, sections=lambda name: registry.entries[name].recipe_sections())
+def read(recipe: str, *overrides: str) -> Recipe:
+    return load_recipe(recipe, overrides, sections=lambda name: registry.entries[name].recipe_sections())
 
 
-def train(recipe: str, folder: Path) -> None:
-    registry.build_trainer(read(recipe), results_folder=folder).train()
+def train(folder: Path, recipe: str, *overrides: str) -> None:
+    registry.build_trainer(read(recipe, *overrides), results_folder=folder).train()
 
 
 def furniture(count: int, seed: int = OTHER, **choices: Any) -> SyntheticMeshes:
     return SyntheticMeshes(count, seed, num_discrete_coors=64, edges=False, **choices)
 
 
-def never_seen(recipe: str, each: int) -> tuple[list[dict[str, Any]], list[MeshAttributes]]:
+def never_seen(recipe: str, each: int, **choices: Any) -> tuple[list[dict[str, Any]], list[MeshAttributes]]:
     """So many meshes of each kind, all different, and none that the recipe trains on: most of another seed are, on so coarse a grid."""
     mark = lambda mesh: (mesh["vertices"].numpy().tobytes(), mesh["faces"].numpy().tobytes())
-    trained = furniture(read(recipe).data["num_samples"], seed=0)
+    trained = furniture(read(recipe).data["num_samples"], seed=0, **choices)
     known = {mark(trained[index]) for index in range(len(trained)) if trained.attributes(index).kind in VARIED}
 
     def new(data: SyntheticMeshes) -> Iterator[tuple[dict[str, Any], MeshAttributes]]:
@@ -47,20 +48,21 @@ def never_seen(recipe: str, each: int) -> tuple[list[dict[str, Any]], list[MeshA
                 known.add(mark(data[index]))
                 yield data[index], data.attributes(index)
 
-    found = [pair for kind in VARIED for pair in islice(new(furniture(20_000, kinds=[kind])), each)]
+    found = [pair for kind in VARIED for pair in islice(new(furniture(20_000, kinds=[kind], **choices)), each)]
     assert len(found) == each * len(VARIED)
     return [mesh for mesh, _ in found], [attributes for _, attributes in found]
 
 
 @pytest.mark.slow
 def test_the_autoencoder_gets_99_percent_of_unseen_triangles_right() -> None:
-    """Measured: 99.8 % of the triangles of 150 pieces of furniture of six kinds, 36 to 76 faces each, after 45 to 75 seconds."""
-    train("meshgpt/autoencoder-demo", Path("run"))
+    """Measured: 99.8 % of the triangles of 150 pieces of furniture of six kinds, 36 to 196 faces each, after half a minute
+    of one core."""
+    train(Path("run"), "meshgpt/autoencoder-demo", f"data.meshes={{num_sides: {SIDES}}}", "trainer.batch_size=12")
     network = helicon.load("run")
     assert isinstance(network, MeshAutoencoder)
-    batch = collate_meshes(never_seen("meshgpt/autoencoder-demo", 25)[0])
+    batch = collate_meshes(never_seen("meshgpt/autoencoder-demo", 25, num_sides=SIDES)[0])
     counts = (batch["faces"] >= 0).all(dim=2).sum(dim=1)
-    assert len(counts) >= 100 and int(counts.min()) >= 20 and int(counts.max()) <= 200
+    assert len(counts) >= 100 and 20 <= int(counts.min()) < 50 and 180 < int(counts.max()) <= 200
     with torch.no_grad():
         whole = network.eval()(batch["vertices"], batch["faces"], return_reconstruction=True)
     assert float(triangle_accuracy(whole.logits.argmax(dim=-1), whole.targets, whole.is_face)) >= 0.99
@@ -75,7 +77,7 @@ def test_the_autoencoder_gets_99_percent_of_unseen_triangles_right() -> None:
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> MeshTransformer:
     """The demo's network, trained once."""
     folder = tmp_path_factory.mktemp("demo") / "run"
-    train("meshgpt/compact-demo", folder)
+    train(folder, "meshgpt/compact-demo")
     network = helicon.load(folder)
     assert isinstance(network, MeshTransformer)
     return network
@@ -90,12 +92,13 @@ def is_right(made: tuple[Tensor, Tensor], wanted: list[MeshAttributes]) -> Tenso
 
 @pytest.mark.slow
 def test_the_transformer_makes_what_its_caption_says(transformer: MeshTransformer) -> None:
-    """All 26 captions are trained on; chance is one in 26. Measured: 97 of 100 (96 at temperature 0.7), of which 47 are meshes
-    that it has seen; and without a caption 6."""
-    data = furniture(100)
+    """Of eight kinds, 28 to 76 faces; boxes have but 12. All 22 captions are trained on; chance is one in 22. Measured: 93 of 100, and
+    without a caption 1. (With boxes among them: 97, of which 47 are meshes that it has seen, and without a caption 6.)"""
+    data = furniture(100, kinds=[kind for kind in KINDS if kind != "box"])
+    assert all(20 <= len(data[index]["faces"]) <= 200 for index in range(100))
     asked = [data.attributes(index) for index in range(100)]
     captions = [attributes.caption for attributes in asked]
-    assert is_right(transformer.generate(texts=captions, **HOW), asked).sum() >= 88
+    assert is_right(transformer.generate(texts=captions, **HOW), asked).sum() >= 85
     assert is_right(transformer.generate(batch_size=100, **HOW), asked).sum() <= 20
 
 
