@@ -241,7 +241,7 @@ MISTAKES = {
     "nowhere --data pictures": "there is no checkpoint or run folder at nowhere",
     "blind --data pictures": "the network in blind stands on no tokenizer: give the run of one",
     "vae --data absent image_size=16": "the data folder absent does not exist: name the folder of your data",
-    "vae --data empty image_size=16": "empty holds no jpg, jpeg, png file, nor do its subfolders",
+    "vae --data empty image_size=16": "empty holds no jpg, jpeg, png, webp file, nor do its subfolders",
     "vae --data pictures": "data needs image_size: add `data.image_size=<value>`",
     "vae --data pictures image_sise=16": "data have no argument 'image_sise': did you mean data.image_size?",
     "vae --data pictures image_size=big": "data.image_size wants int, not 'big'",

@@ -204,12 +204,14 @@ def test_a_folder_with_bad_files_trains_and_lists_them(tmp_path: Path, caplog: p
 
 
 def test_folders_are_checked(tmp_path: Path):
-    with pytest.raises(ValueError, match="holds no jpg, jpeg, png file"):
+    with pytest.raises(ValueError, match="holds no jpg, jpeg, png, webp file"):
         ImageDataset(tmp_path, 8)
     with pytest.raises(ValueError, match="does not exist"):
         image_data(tmp_path / "none", 8)
     gradient(4, 4).save(tmp_path / "x.bmp")
     assert len(ImageDataset(tmp_path, 8, ["bmp"])) == 1
+    gradient(4, 4).save(tmp_path / "y.webp")
+    assert ImageDataset(tmp_path, 8).keys == ["y.webp"]
     for wrong in ({"image_size": 0}, {"image_size": 4, "channels": 2}):
         with pytest.raises(ValueError, match=r"(image_size|channels)="):
             ImageDataset(tmp_path, exts=["bmp"], **wrong)

@@ -25,7 +25,7 @@ from helicon.data.fields import TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
 from helicon.data.paired import CaptionSource, ColumnCaptions, Paired, captions_of, check_columns
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 MAX_OVERSHOOT = 0.25  # how far a picture that was scaled by a sharp filter may go beyond black and white
 
 # What Pillow raises for damaged and foreign files: its decoders are many, and each fails in its own way.

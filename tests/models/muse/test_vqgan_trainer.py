@@ -156,7 +156,7 @@ def test_a_dataset_of_tuples_that_do_not_tell_is_refused_by_what_was_found():
     ("options", "sentence"),
     [
         ({"folder": "pictures"}, "image_size is needed: how many pixels a side"),
-        ({"folder": "empty", "image_size": SIZE}, "empty holds no jpg, jpeg, png file, nor do its subfolders"),
+        ({"folder": "empty", "image_size": SIZE}, "empty holds no jpg, jpeg, png, webp file, nor do its subfolders"),
         ({"folder": "nowhere", "image_size": SIZE}, "the data folder nowhere does not exist"),
         ({"folder": "pictures", "dataset": Own(pixels), "image_size": SIZE}, "a folder or a dataset of pictures"),
         ({}, "give either a dataset"),
