@@ -298,9 +298,10 @@ def test_maskgit_s_tokenizers_are_frozen_and_outside_of_what_is_trained():
     assert set(MaskGitTask(MaskGit(32, network.transformer, vae=other, cond_image_size=16)).frozen) == {"vae"}
 
 
-def test_maskgit_counts_tokens_and_every_batch_weighs_the_same():
+def test_maskgit_counts_tokens_and_every_row_weighs_the_same():
     task = MaskGitTask(maskgit())
-    assert (task.unit, task.units(captioned(3)), task.weight(captioned(3))) == ("tokens", 3 * 64, 1.0)
+    assert (task.unit, task.units(captioned(3)), task.weight(captioned(3))) == ("tokens", 3 * 64, 3.0)
+    assert task.weight({"ids": torch.zeros(2, 4, 4, dtype=torch.long)}) == 2.0
     assert task.units({"ids": torch.zeros(2, 4, 4, dtype=torch.long)}) == 32
 
 

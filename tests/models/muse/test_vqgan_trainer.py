@@ -281,6 +281,22 @@ def test_one_grid_shows_originals_and_what_both_weights_make_of_the_same_picture
     assert (online == averaged).all() == (beta == 0.0), "without memory the average is the network itself"
 
 
+def test_every_picture_weighs_the_same_though_batches_are_not_equally_large():
+    batches = [[0, 1, 2], [3]]
+    losses = {}
+    for name, sizes in {"apart": batches, "together": [[0, 1, 2, 3]]}.items():
+        loader = DataLoader(Own(pixels), batch_sampler=sizes)
+        run = trainer(
+            tiny(use_vgg_and_gan=False, fsq_levels=[4, 4], codebook_size=16),
+            train_dataloader=loader,
+            grad_accum_every=len(sizes),
+            num_train_steps=1,
+            results_folder=name,
+        )
+        run.train(lambda logs, name=name: losses.update({name: (float(logs["loss"]), float(logs["grad_norm"]))}))
+    assert losses["apart"] == pytest.approx(losses["together"], rel=1e-5)
+
+
 def test_without_an_average_the_grid_has_two_rows():
     trainer(folder=folder_of_pictures(), image_size=SIZE, use_ema=False, save_results_every=2).train()
     assert len(rows_of_grid(step=2, shown=2)) == 2

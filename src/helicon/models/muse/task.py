@@ -53,6 +53,10 @@ class VQGanVAETask(Task):
         self.discr_start_step = discr_start_step
         self.apply_grad_penalty_every = apply_grad_penalty_every
 
+    def weight(self, batch: Batch) -> float:
+        """(The batches of a user's own DataLoader need not be equally large.)"""
+        return float(len(batch["images"]))
+
     def forward(self, batch: Batch) -> Reconstructed:
         if self.model.discr is not None:
             self.model.discr.check_size(batch["images"])  # now, not when the adversary starts thousands of steps later
@@ -112,7 +116,8 @@ class MaskGitTask(Task):
     on: "texts", or "text_embeds" `[b, t, e]` (zero where padded, or with "text_embeds_lengths"); "classes" `[b]`; and for
     super-resolution from ids "cond_ids", those of the low-resolution pictures.
 
-    The loss divides by a number of masked tokens that is the same for every batch, so each batch weighs 1 (see MaskGit.forward).
+    The loss divides by a number of masked tokens that is the same for every row, so a batch weighs as much as it has rows (see
+    MaskGit.forward).
     """
 
     model: MaskGit
@@ -140,6 +145,9 @@ class MaskGitTask(Task):
         Decoding(timesteps=sample_timesteps, cond_scale=sample_cond_scale)  # refused now, not at the first samples
         self.sample_texts = None if sample_texts is None else list(sample_texts)
         self.sample_timesteps, self.sample_cond_scale = sample_timesteps, sample_cond_scale
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["ids"] if "ids" in batch else batch["images"]))
 
     def units(self, batch: Batch) -> int:
         if "ids" in batch:
