@@ -39,9 +39,24 @@ def test_a_picture_is_extended_over_its_edge():
     assert not torch.equal(made[0], made[1])
 
 
+def test_one_picture_may_have_several_regions():
+    maskgit, picture = build(vae=tokenizer()), torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    repaint = torch.zeros(3, 16, 16, dtype=torch.bool)
+    for row in range(3):
+        repaint[row, 4 * row : 4 * row + 4] = True
+    made = maskgit.generate(["a"], images=picture, repaint=repaint, timesteps=2, seed=0)
+    assert made.shape == (3, 3, 16, 16)
+    assert torch.equal((made != picture).any(dim=1).any(dim=2), repaint.any(dim=2))
+
+
 def test_a_region_that_does_not_fit_is_refused():
     maskgit, images = build(vae=tokenizer()), torch.rand(1, 3, 16, 16)
     with pytest.raises(ValueError, match="belong together"):
         maskgit.generate(["a"], images=images)
     with pytest.raises(ValueError, match="repaint is"):
         maskgit.generate(["a"], images=images, repaint=torch.ones(1, 8, 8, dtype=torch.bool))
+    for mask in (torch.ones(1, 16, 16), torch.ones(1, 1, 16, 16, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"repaint must be booleans \[b, h, w\]"):
+            maskgit.generate(["a"], images=images, repaint=mask)
+    with pytest.raises(ValueError, match="2 and 3 pictures"):
+        maskgit.generate(["a", "b"], images=images, repaint=torch.ones(3, 16, 16, dtype=torch.bool))

@@ -279,7 +279,7 @@ class MaskGit(Network):
         labels = torch.where(masked.is_real, ids.flatten()[masked.places], ignore_index)
         summed = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
         # Over the number of masked tokens to be expected, not the number drawn: so that the rows of all micro-batches and
-        # ranks count alike, and the gradient of accumulated batches is exactly that of one great batch (Task.weight is 1).
+        # ranks count alike, and the gradient of accumulated batches is exactly that of one great batch (Task.weight counts rows).
         total = summed / (ids.numel() * self.mean_masked)
         count = masked.is_real.sum()
         accuracy = ((logits.argmax(dim=-1) == labels) & masked.is_real).sum() / count
@@ -363,7 +363,7 @@ class MaskGit(Network):
         choice_temperature: float = 4.5,
         cond_scale_schedule: Literal["constant", "linear"] = "constant",
         images: Float[Tensor, "given_b c h w"] | Int[Tensor, "given_b code_h code_w"] | None = None,
-        repaint: Bool[Tensor, "given_b region_h region_w"] | None = None,
+        repaint: Tensor | None = None,  # booleans [b, h, w]: see _canvas
         seed: int | None = None,
         return_ids: bool = False,
     ) -> Float[Tensor, "b c h w"] | Int[Tensor, "b code_h code_w"]:
@@ -380,7 +380,7 @@ class MaskGit(Network):
             timesteps, temperature, topk_filter_thres, can_remask_prev_masked, cond_scale, critic_noise_scale, sampler,
                 choice_temperature, cond_scale_schedule: see `helicon.models.muse.generate.Decoding`.
             images, repaint: pictures (or token grids) of which the marked region, True = made anew, is painted again and the
-                rest stays. A region at the edge extends a picture.
+                rest stays. A region at the edge extends a picture. One picture may have several regions, and one region serve for all.
             seed: the same seed gives the same pictures; None draws from torch's own generator.
         """
         decoding = Decoding(
@@ -400,7 +400,9 @@ class MaskGit(Network):
             raise ValueError(
                 f"fmap_size={fmap_size}, and this MaskGit knows the places of {self.fmap_size} tokens a side alone: leave it out"
             )
-        rows = _rows(batch_size, texts, negative_texts, text_embeds, classes, cond_images, cond_token_ids, images)
+        rows = _rows(
+            batch_size, texts, negative_texts, text_embeds, classes, cond_images, cond_token_ids, images, repaint
+        )
         low = self._low_resolution_ids(None, cond_images, cond_token_ids)
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         with self.filler.running(self) as dtype:
@@ -453,6 +455,11 @@ class MaskGit(Network):
         if images is None or repaint is None:
             unknown = torch.ones(rows, self.fmap_size, self.fmap_size, dtype=torch.bool, device=self.device)
             return torch.zeros_like(unknown, dtype=torch.long), unknown
+        if repaint.dtype != torch.bool or repaint.ndim != 3:
+            raise ValueError(
+                f"repaint must be booleans [b, h, w], True where to paint, and is {repaint.dtype} {list(repaint.shape)}: "
+                "a mask of numbers [b, 1, h, w] becomes one by mask[:, 0] > 0.5"
+            )
         images, repaint = images.to(self.device), repaint.to(self.device)
         ids = self.tokenize(images) if images.is_floating_point() else images
         self._check_grid(*ids.shape[1:])
