@@ -130,6 +130,21 @@ def test_classes():
     assert trainer.feed.first_batch()["classes"].dtype == torch.long
 
 
+def test_classes_in_a_column_of_a_hugging_face_dataset():
+    datasets = pytest.importorskip("datasets")
+    pictures = [Image.new("RGB", (20, 24), (20 * index, 0, 0)) for index in range(8)]
+    columns = datasets.Dataset.from_dict({"image": pictures, "label": [i % 3 for i in range(8)]})
+    columns = columns.cast_column("image", datasets.Image())
+    trainer = trained(maskgit({"num_classes": 3}), dataset=columns, num_train_steps=1)
+    for batch in (trainer.feed.first_batch(), *trainer.feed.valid.validation(None)):
+        numbers = (batch["images"][:, 0].mean(dim=(1, 2)) * 255 / 20).round().long()
+        assert torch.equal(batch["classes"], numbers % 3)
+    with pytest.raises(ValueError, match="has 2 among its classes, and this MaskGit knows 0 to 1"):
+        trained(maskgit({"num_classes": 2}), dataset=columns, results_folder="few")
+    with pytest.raises(ValueError, match="no column 'label', where classes are: its columns are image, kind"):
+        trained(maskgit({"num_classes": 3}), dataset=columns.rename_column("label", "kind"), results_folder="other")
+
+
 def test_super_resolution_from_pictures_and_from_tokens():
     trained(maskgit(cond_image_size=8), dataset=SyntheticShapes(8, 16))
     items = [{"ids": torch.randint(64, (4, 4)), "cond_ids": torch.randint(64, (2, 2)), "texts": "a"} for _ in range(8)]
@@ -187,6 +202,10 @@ def test_a_model_section_finds_its_tokenizer():
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(network.tokenize(images), vae.eval().encode(images)[1])
     network.save("maskgit")
+    with pytest.raises(
+        ValueError, match=r"no checkpoint or run folder at absent: train the tokenizer first .* model\.vae=RUN"
+    ):
+        maskgit(vae="absent")
     with pytest.raises(ValueError, match="holds a MaskGit, not a VQGanVAE"):
         maskgit(vae="maskgit")
     with pytest.raises(ValueError, match=r"model\.transformer has no argument 'depht'"):

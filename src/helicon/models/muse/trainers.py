@@ -225,7 +225,13 @@ def _tokenizer(source: str | Path | Mapping[str, Any] | None, name: str) -> VQGa
         return None
     if isinstance(source, Mapping):
         return VQGanVAE(**check(VQGanVAE, source, f"model.{name}"))
-    network = load_network(resolve(Path(source)))
+    try:
+        folder = resolve(Path(source))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{error}: train the tokenizer first (helicon train muse/vqgan), or name the run of another with model.{name}=RUN"
+        ) from error
+    network = load_network(folder)
     if not isinstance(network, VQGanVAE):
         raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not a VQGanVAE")
     return network
@@ -284,7 +290,7 @@ class MaskGitTrainer(Trainer):
                     raise ValueError("the pictures of a token cache cannot be mirrored any more: leave augment out")
                 return _tokens_for(maskgit, cached_images(source, transform.image_size, captions))
             if isinstance(source, (str, Path)) or hasattr(source, "column_names"):
-                return image_data(
+                pictures = image_data(
                     source,
                     transform.image_size,
                     channels=transform.channels,
@@ -292,6 +298,9 @@ class MaskGitTrainer(Trainer):
                     text_column=text_column,
                     augment=augment,
                 )
+                if maskgit.transformer.class_emb is None or not hasattr(source, "column_names"):
+                    return pictures
+                return PicturesOrTokens(Labelled(pictures, source), transform, augment, _known(maskgit))
             fields = _maskgit_fields(maskgit, of_batches=False)
             return PicturesOrTokens(Routed(source, fields, ds_fields), transform, augment, _known(maskgit))
 
@@ -330,6 +339,24 @@ def _known(maskgit: MaskGit) -> dict[str, int]:
     low = transformer.token_emb if transformer.cond_emb is None else transformer.cond_emb
     classes = {} if transformer.class_emb is None else {"classes": transformer.class_emb.num_embeddings}
     return {"ids": transformer.num_tokens, "cond_ids": low.num_codes, **classes}
+
+
+class Labelled(View):
+    """The pictures of a Hugging Face dataset with their "classes", from its column `label`."""
+
+    column = "label"
+
+    def __init__(self, pictures: View, source: Any):
+        super().__init__(pictures)
+        if self.column not in source.column_names:
+            raise ValueError(
+                f"the dataset has no column {self.column!r}, where classes are: its columns are {', '.join(source.column_names)}; "
+                f"rename the one that holds them, as in dataset.rename_column('class', {self.column!r})"
+            )
+        self.labels = source.select_columns([self.column])
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {**sample, "classes": self.labels[index][self.column]}
 
 
 class PicturesOrTokens(TensorImages):
