@@ -160,6 +160,8 @@ def test_the_real_recipes_are_planned() -> None:
         assert {work.recipes[name].data["data_max_length_seconds"] for name in ("mulan", "semantic", *last)} == {3.0}
         transformer = work.recipes["semantic"].model["transformer"]
         assert transformer["has_condition"] is True and transformer["t5_name"] is None, "codes stand for texts"
+        assert {recipe.name.partition("/")[0] for recipe in work.recipes.values()} == {"musiclm"}
+        assert work.recipes["codec"].model["target_sample_hz"] == 24000, "music, not speech"
 
 
 def test_every_stage_must_be_told_how_long_sounds_are() -> None:

@@ -1,8 +1,9 @@
-"""The recipes of MuLaN: what they build, and that one runs from the command line."""
+"""The recipes of MuLaN and MusicLM: what they build, that those of one size belong together, and that one runs from the command line."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,23 @@ from helicon import registry
 from helicon.cli import app
 from helicon.config import Recipe, load_recipe
 from helicon.data.synthetic_sounds import SyntheticSounds
+from helicon.models.audiolm.transformers import (
+    CoarseTransformer,
+    DelayedTransformer,
+    FineTransformer,
+    SemanticTransformer,
+)
 from helicon.models.musiclm.trainers import build_mulan
+from helicon.models.soundstream.model import SoundStream
+
+MEANINGS: dict[str, Any] = {"num_semantic_tokens": 500}  # of `helicon fit-kmeans`
+CODES: dict[str, Any] = {"codebook_size": 1024}  # of musiclm/codec, which has 12 quantizers
+STAGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "semantic": (SemanticTransformer, MEANINGS),
+    "coarse": (CoarseTransformer, {**MEANINGS, **CODES}),
+    "fine": (FineTransformer, {**CODES, "num_fine_quantizers": 8}),
+    "delayed": (DelayedTransformer, {**MEANINGS, **CODES, "num_quantizers": 12}),
+}
 
 
 def read(name: str) -> Recipe:
@@ -28,6 +45,34 @@ def test_the_full_size_is_what_its_recipe_says() -> None:
     assert round(sum(p.numel() for p in network.parameters()) / 1e6) == int(millions)
     assert network.sample_hz == 16000 and recipe.data["data_max_length_seconds"] == 10
     assert recipe.trainer["batch_size"] % recipe.trainer["chunk_size"] == 0, "chunks of one shape"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_full_size_stage_is_what_its_recipe_says(name: str) -> None:
+    recipe = read(name)
+    kind, sizes = STAGES[name]
+    given = {**recipe.model["transformer"], "audio_text_condition": True, "cond_codes": (8, 500)}
+    with torch.device("meta"):  # which allocates nothing
+        transformer = kind(**given, **sizes)
+    assert transformer.has_condition and transformer.text_encoder is None, "codes of MuLaN stand for texts"
+    (millions,) = re.findall(r"\((\d+) M parameters\)", recipe.summary)
+    assert round(sum(p.numel() for p in transformer.parameters()) / 1e6) == int(millions)
+
+
+def test_the_full_sizes_of_musiclm_belong_together() -> None:
+    codec, stages = read("codec"), {name: read(name) for name in STAGES}
+    with torch.device("meta"):
+        network = SoundStream(**codec.model)
+    assert codec.data["sample_hz"] == network.sample_hz == 50 * network.downsample_factor == 24000
+    (millions,) = re.findall(r"\((\d+ M \+ \d+ M) parameters\)", codec.summary)
+    sizes = [sum(p.numel() for p in part.parameters()) for part in (network.autoencoder, network.discriminators)]
+    assert " + ".join(f"{size / 1e6:.0f} M" for size in sizes) == millions
+    coarse, fine = (stages[name].model["transformer"]["num_coarse_quantizers"] for name in ("coarse", "fine"))
+    assert coarse == fine == codec.model["rq_num_quantizers"] - STAGES["fine"][1]["num_fine_quantizers"]
+    assert all(recipe.data == stages["semantic"].data for recipe in stages.values()), "one token cache is for all"
+    places = {"codec": "runs/musiclm-codec", "wav2vec": "runs/kmeans", "audio_conditioner": "runs/conditioner"}
+    for stage, place in places.items():
+        assert {recipe.model.get(stage, place) for recipe in stages.values()} == {place}
 
 
 def test_every_word_of_the_held_out_captions_of_the_demo_is_learned() -> None:

@@ -45,19 +45,23 @@ def audiolm(request: Request) -> list[Step]:
     ]
 
 
-def codec(request: Request) -> Stage:
+def codec(request: Request, full: str = "soundstream/soundstream") -> Stage:
+    """`full` is the recipe where no size is asked for."""
     settings = [f"data.source={json.dumps(request.data)}", *request.not_made_up()]
-    return Stage(CODEC, f"soundstream/{request.size or 'soundstream'}", {}, settings)
+    return Stage(CODEC, full if request.size is None else f"soundstream/{request.size}", {}, settings)
 
 
-def transformers(request: Request, settings: Sequence[str], further: Mapping[str, str] = EMPTY) -> list[Stage]:
-    """The stages that learn from tokens; `further` are keys of all their recipes that name earlier steps."""
+def transformers(
+    request: Request, settings: Sequence[str], further: Mapping[str, str] = EMPTY, full: str = "audiolm"
+) -> list[Stage]:
+    """The stages that learn from tokens; `further` are keys of all their recipes that name earlier steps, and `full` is the family of
+    the recipes where no size is asked for."""
     keys = {"data.source": TOKENS, "model.codec": CODEC, "model.wav2vec": KMEANS, **further}
     names = [SEMANTIC, DELAYED] if request.delayed else [SEMANTIC, COARSE, FINE]
     return [
         Stage(
             name,
-            request.sized(f"audiolm/{name}"),
+            f"{full}/{name}" if request.size is None else request.sized(f"audiolm/{name}"),
             {key: step for key, step in keys.items() if key != NOT_READ.get(name)},
             [*settings, *request.about_data()],
         )

@@ -43,11 +43,11 @@ def musiclm(request: Request) -> list[Step]:
     own = [f"data.source={json.dumps(request.data)}", *request.about_data()]
     return [
         Stage(MULAN, request.sized("musiclm/mulan"), {}, own),
-        codec(request),
+        codec(request, full="musiclm/codec"),
         Clusters(KMEANS, request.data),
         Codes(CONDITIONER, request.data, stands_on={"model": MULAN}),
         SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS, "conditioner": CONDITIONER}),
-        *transformers(request, settings, {"model.audio_conditioner": CONDITIONER}),
+        *transformers(request, settings, {"model.audio_conditioner": CONDITIONER}, full="musiclm"),
         MusicBundle(MUSICLM, by_argument(request)),
         Samples(SOUNDS, {"model": MUSICLM, "texts": TOKENS}),
     ]
