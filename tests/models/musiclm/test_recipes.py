@@ -65,7 +65,8 @@ def test_the_full_sizes_of_musiclm_belong_together() -> None:
         network = SoundStream(**codec.model)
     assert codec.data["sample_hz"] == network.sample_hz == 50 * network.downsample_factor == 24000
     (millions,) = re.findall(r"\((\d+ M \+ \d+ M) parameters\)", codec.summary)
-    sizes = [sum(p.numel() for p in part.parameters()) for part in (network.autoencoder, network.discriminators)]
+    parts: list[Any] = [network.autoencoder, network.discriminators]
+    sizes = [sum(p.numel() for p in part.parameters()) for part in parts]
     assert " + ".join(f"{size / 1e6:.0f} M" for size in sizes) == millions
     coarse, fine = (stages[name].model["transformer"]["num_coarse_quantizers"] for name in ("coarse", "fine"))
     assert coarse == fine == codec.model["rq_num_quantizers"] - STAGES["fine"][1]["num_fine_quantizers"]
