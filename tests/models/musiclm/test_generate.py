@@ -137,6 +137,15 @@ def test_a_sound_that_is_longer_than_the_tower_takes_is_heard_in_clips(
     assert not torch.isclose(given[0], expected[0])
 
 
+def test_a_candidate_that_is_not_finite_is_never_the_best(music: MusicLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    waves = [*sounds()[:3].clone()]
+    waves[1][:] = torch.nan
+    recorded = Recorded(waves)
+    monkeypatch.setattr(AudioLM, "forward", lambda model, **asked: recorded(model, **asked))
+    found = music(TEXTS[0], num_samples=3, return_all=True, seed=1)
+    assert found.waves[2] is waves[1] and found.similarities[:2].isfinite().all()
+
+
 def test_one_candidate_is_not_ranked(music: MusicLM, monkeypatch: pytest.MonkeyPatch) -> None:
     both = music(TEXTS, return_all=True, **SHORT)
 

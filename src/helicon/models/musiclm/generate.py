@@ -150,7 +150,8 @@ def _clips(wave: Float[Tensor, " n"], longest: int | None) -> Sequence[Float[Ten
 
 
 def _ranked(waves: Sequence[Tensor], similarities: Float[Tensor, " b"]) -> Candidates:
-    order = similarities.argsort(descending=True, stable=True)
+    # (What is not finite would come first: a sort takes NaN for the largest number.)
+    order = similarities.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     return Candidates([waves[index] for index in order.tolist()], similarities[order])
 
 
