@@ -43,3 +43,10 @@ def test_modulation_starts_at_zero_and_shares_its_projection():
     difference = (modulation.offsets[0] - modulation.offsets[1])[:, :, None, None].expand_as(first)
     torch.testing.assert_close(first - second, difference)
     assert (first[:, :, 0] - first[:, :, 1]).abs().min() > 0  # the rows' conditions matter
+
+
+def test_normed_heads_lie_in_memory_as_a_projection_writes_them():
+    """Attention's result is laid out as its queries are: otherwise it would be copied before the next projection."""
+    projected = torch.randn(2, 5, 3 * 4).unflatten(-1, (3, 4)).transpose(1, 2)
+    normed = HeadNorm(3, 4)(projected)
+    assert normed.transpose(1, 2).is_contiguous() and not normed.is_contiguous()

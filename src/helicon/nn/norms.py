@@ -39,7 +39,10 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(heads, 1, dim_head))
 
     def forward(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-        return F.rms_norm(x, x.shape[-1:], None, EPSILON).to(x.dtype) * self.weight.to(x.dtype)
+        # In the order in which a projection writes them, [b, n, h, d]: the norm's result is contiguous, and attention's is laid out
+        # as its queries are. With heads first, both passes would copy it.
+        normed = F.rms_norm(x.transpose(1, 2), x.shape[-1:], None, EPSILON).transpose(1, 2)
+        return normed.to(x.dtype) * self.weight.to(x.dtype)
 
 
 class Modulation(nn.Module):
