@@ -97,7 +97,7 @@ KINDS = {
     "compiled elementwise and norms": ("triton", "graph_0_cpp_fused"),
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "convolution": ("conv", "cudnn", "fprop", "dgrad", "wgrad"),
-    "matrix product": ("gemm", "nvjet", "cutlass", "xmma", "aten::mm", "aten::addmm", "aten::bmm"),
+    "matrix product": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "aten::mm", "aten::addmm", "aten::bmm"),
     "optimizer and averages": ("adam", "multi_tensor", "foreach"),
     "sorting": ("sort", "topk", "radix"),
     "random numbers": ("distribution", "uniform"),

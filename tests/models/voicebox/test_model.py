@@ -400,3 +400,14 @@ def test_the_first_rows_of_what_is_prepared() -> None:
     prepared = network.prepare(torch.ones(4, 3, dtype=torch.bool))
     first = prepared.first(2)
     assert isinstance(first, Prepared) and first.embedding.shape == (2, 3, 20) and first.mask is None
+
+
+def test_text_and_context_enter_as_one_product_of_both_side_by_side():
+    torch.manual_seed(0)
+    voicebox = VoiceBox(num_cond_tokens=7, dim_in=5, dim=16, depth=1, heads=2, dim_head=8, dim_cond_emb=6, text_depth=1)
+    cond, hidden = torch.randn(2, 9, 5), torch.rand(2, 9) < 0.5
+    ids, mask = torch.randint(7, (2, 4)), torch.arange(9) < torch.tensor([[9], [6]])
+    found = voicebox.prepare(hidden, cond=cond, cond_token_ids=ids, self_attn_mask=mask).embedding
+    shown = cond.masked_fill((hidden | ~mask)[..., None], 0.0)
+    parts = (shown, hidden[..., None].float(), voicebox.tokens(ids, mask))
+    torch.testing.assert_close(found, voicebox.from_context(torch.cat(parts, dim=-1)))

@@ -17,13 +17,14 @@ Letters: b batch, n frames, m tokens, d features of a frame, c features of a tok
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from helicon.nn.conv import depthwise
 from helicon.nn.convnext import ConvNeXtBlock
 from helicon.nn.devices import drawn_by
 from helicon.nn.network import Network
@@ -142,7 +143,12 @@ class ConvolvedPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n e"]) -> Float[Tensor, "b n e"]:
         """Padding must be zero, as it is past the ends."""
-        return x + F.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2)).to(x.dtype)
+        return x + F.gelu(self._convolved(x)).to(x.dtype)
+
+    def _convolved(self, x: Float[Tensor, "b n e"]) -> Float[Tensor, "b n e"]:
+        if self.convolution.groups == self.convolution.in_channels:
+            return depthwise(x, self.convolution.weight, cast(Tensor, self.convolution.bias))
+        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -304,14 +310,19 @@ class VoiceBox(Network):
             hidden = hidden | ~keep[:, None]
         weight = self.from_context.weight
         context = weight.new_zeros(rows, n, self.dim_in) if cond is None else cond.to(weight.dtype)
-        parts = [context.masked_fill((hidden | ~is_frame)[..., None], 0.0), hidden[..., None].to(weight.dtype)]
+        # A product for each part, and not one of all of them side by side: rows of as many numbers as that (one more than an even
+        # number) lie where matrix units cannot take them.
+        of_context, of_hidden, of_tokens = weight.split((self.dim_in, 1, weight.shape[1] - self.dim_in - 1), dim=1)
+        shown = context.masked_fill((hidden | ~is_frame)[..., None], 0.0)
+        found = F.linear(shown, of_context, self.from_context.bias)
+        found = torch.where(hidden[..., None], found + of_hidden[:, 0].to(found.dtype), found)
         if self.tokens is not None:
             ids = cond_token_ids
             if ids is None or ids.shape[1] == 0:
                 ids = hidden.new_full((rows, 1), -1, dtype=torch.long)
             ids = ids if keep is None else ids.masked_fill(~keep[:, None], -1)
-            parts.append(self.tokens(ids, is_frame).to(weight.dtype))
-        return Prepared(self.from_context(torch.cat(parts, dim=-1)), hidden, self_attn_mask)
+            found = found + F.linear(self.tokens(ids, is_frame).to(weight.dtype), of_tokens)
+        return Prepared(found, hidden, self_attn_mask)
 
     def prepare_guided(self, hidden: Bool[Tensor, "b n"], **condition: Tensor | None) -> Prepared:
         """The same for 2 b rows: with text and context, then without. `condition` as for `prepare`."""
