@@ -17,14 +17,13 @@ Letters: b batch, n frames, m tokens, d features of a frame, c features of a tok
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helicon.nn.conv import depthwise
 from helicon.nn.convnext import ConvNeXtBlock
 from helicon.nn.devices import drawn_by
 from helicon.nn.network import Network
@@ -143,12 +142,7 @@ class ConvolvedPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n e"]) -> Float[Tensor, "b n e"]:
         """Padding must be zero, as it is past the ends."""
-        return x + F.gelu(self._convolved(x)).to(x.dtype)
-
-    def _convolved(self, x: Float[Tensor, "b n e"]) -> Float[Tensor, "b n e"]:
-        if self.convolution.groups == self.convolution.in_channels:
-            return depthwise(x, self.convolution.weight, cast(Tensor, self.convolution.bias))
-        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
+        return x + F.gelu(self.convolution(x.transpose(1, 2)).transpose(1, 2)).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -310,8 +304,8 @@ class VoiceBox(Network):
             hidden = hidden | ~keep[:, None]
         weight = self.from_context.weight
         context = weight.new_zeros(rows, n, self.dim_in) if cond is None else cond.to(weight.dtype)
-        # A product for each part, and not one of all of them side by side: rows of as many numbers as that (one more than an even
-        # number) lie where matrix units cannot take them.
+        # A product for each part, and not one of all of them side by side: rows of an odd number of values do not lie where
+        # matrix units can take them.
         of_context, of_hidden, of_tokens = weight.split((self.dim_in, 1, weight.shape[1] - self.dim_in - 1), dim=1)
         shown = context.masked_fill((hidden | ~is_frame)[..., None], 0.0)
         found = F.linear(shown, of_context, self.from_context.bias)
