@@ -200,17 +200,18 @@ def test_a_disk_that_is_full_ends_tensorboard_and_not_the_run(
     report = reporter(tensorboard=True)
     report.start(0)
     writers = [report._tensorboard]
-    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
-    log_steps(report, 1, 4)
+    with monkeypatch.context() as disk:
+        disk.setattr(SummaryWriter, "add_scalar", full)
+        log_steps(report, 1, 4)
     report.stop()
     assert [line["step"] for line in lines()] == [1, 2, 3] and caplog.text.count("goes on without it") == 1
     report = reporter(tensorboard=True)
     report.start(3)
     writers.append(report._tensorboard)
-    monkeypatch.setattr(SummaryWriter, "close", full)
-    report.stop()
+    with monkeypatch.context() as disk:
+        disk.setattr(SummaryWriter, "close", full)
+        report.stop()
     assert "could not be written ([Errno 28]" in caplog.text
-    monkeypatch.undo()
     for writer in writers:  # whose threads would write on, minutes later, into a folder that is gone
         writer.close()
 
