@@ -45,8 +45,8 @@ from helicon.data.seeds import seeded_generator
 from helicon.data.split import split_indices
 from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.engine.trainer import Trainer
+from helicon.metrics.codes import code_counts, usage
 from helicon.metrics.contact_sheet import below_each_other
-from helicon.metrics.image import codebook_use, perplexity
 from helicon.metrics.mesh import chamfer_distance, coordinate_accuracy, surface_points, triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
@@ -268,21 +268,20 @@ def train_autoencoder(experiment: Experiment, deadline: Deadline) -> list[dict[s
 
 
 def judge_autoencoder(model: MeshAutoencoder, batches: Whole) -> dict[str, float]:
-    sums, codes = torch.zeros(3), []
+    sums, counts = torch.zeros(3), torch.zeros(())
     for batch in batches:
         made = model(batch["vertices"], batch["faces"], return_reconstruction=True)
         found = (made.logits.argmax(dim=-1), made.targets, made.is_face)
         faces = made.is_face.sum()
         sums += torch.stack([triangle_accuracy(*found) * faces, coordinate_accuracy(*found) * faces, faces]).cpu()
-        codes.append(made.codes.flatten(0, 1).cpu())
+        counts = counts + code_counts(made.codes, model.codebook_size).cpu()
     triangles, coordinates, faces = sums.tolist()
-    levels = torch.cat(codes).unbind(dim=1)
-    mean = lambda measure: sum(measure(level, model.codebook_size).item() for level in levels) / len(levels)
+    used = usage(counts)
     return {
         "triangles right": triangles / faces,
         "coordinates right": coordinates / faces,
-        "codebook use": mean(codebook_use),
-        "perplexity": mean(perplexity),
+        "codebook use": used["codebook_use"].item(),
+        "perplexity": used["perplexity"].item(),
     }
 
 

@@ -43,8 +43,9 @@ from helicon.data.image import to_channels, to_tensor
 from helicon.data.split import split_indices
 from helicon.data.synthetic import SyntheticShapes
 from helicon.engine.trainer import Trainer
+from helicon.metrics.codes import code_counts, usage
 from helicon.metrics.contact_sheet import below_each_other, contact_sheet
-from helicon.metrics.image import codebook_use, frechet_distance, image_grid, perplexity, psnr
+from helicon.metrics.image import frechet_distance, image_grid, psnr
 from helicon.models.muse.generate import Filler
 from helicon.nn.network import load_network
 
@@ -292,10 +293,11 @@ def train_tokenizer(experiment: Experiment, deadline: Deadline) -> list[dict[str
         experiment.out / "reconstructions.png"
     )
     distance = distance_to_held_out(experiment)
+    used = usage(code_counts(codes[..., None], vae.codebook_size))
     quality = {
         "PSNR, dB": psnr(rebuilt, real).mean().item(),
-        "codebook use": codebook_use(codes, vae.codebook_size).item(),
-        "perplexity": perplexity(codes, vae.codebook_size).item(),
+        "codebook use": used["codebook_use"].item(),
+        "perplexity": used["perplexity"].item(),
         "Frechet distance": distance(rebuilt),
     }
     floor = distance(learned.some(range(len(held_out))).floats(device))

@@ -35,7 +35,7 @@ from helicon.data.split import split_indices
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.trainer import Trainer
 from helicon.metrics.audio import log_mel_distance, si_sdr
-from helicon.metrics.image import codebook_use, perplexity
+from helicon.metrics.codes import code_counts, usage
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 
 HELD_OUT, LONGEST, RESERVE = 0.1, 8.0, 45  # of the recordings; seconds of one that is judged; seconds for judging
@@ -109,10 +109,8 @@ def judge(
         if len(rows) < written:
             rows.append({"original": audio[0].cpu(), "rebuilt": rebuilt[0].cpu()})
     numbers: dict[str, Any] = {name: sum(values) / len(values) if values else None for name, values in found.items()}
-    levels = torch.cat(codes)[None].unbind(-1)
-    size = codec.codebook_size
-    numbers["codebook use"] = sum(codebook_use(level, size).item() for level in levels) / len(levels)
-    numbers["perplexity"] = sum(perplexity(level, size).item() for level in levels) / len(levels)
+    used = usage(code_counts(torch.cat(codes), codec.codebook_size))
+    numbers |= {"codebook use": used["codebook_use"].item(), "perplexity": used["perplexity"].item()}
     return numbers, rows
 
 

@@ -1,6 +1,6 @@
 """Tiny tasks whose every number can be checked by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -48,10 +48,15 @@ class LineTask(Task):
 
 
 class GuessingTask(LineTask):
-    """Its validation loss is random."""
+    """Its validation loss is random; and it counts on which side of zero what it sees lies, in each dimension."""
 
     def validate(self, batch: Batch) -> Loss:
-        return Loss(torch.rand(len(batch["x"])).mean())
+        sides = torch.stack([(batch["x"] < 0).sum(dim=0), (batch["x"] >= 0).sum(dim=0)]).float()
+        return Loss(torch.rand(len(batch["x"])).mean(), counts={"sides": sides})
+
+    def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        sides = counts["sides"]
+        return {"items": sides.sum(dim=0)[0], "rarest": sides.min(dim=0).values[0]}
 
 
 class MaskedTask(LineTask):

@@ -16,7 +16,7 @@ from helicon.engine import checkpoint
 from helicon.engine.checkpoint import checkpoints, read_manifest, resolve
 from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss
-from toys import Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
+from toys import GuessingTask, Line, LineTask, Pair, PairTask, Points, ToyTrainer, line_task, pair_task, weights
 
 
 def test_the_final_step_is_saved_whatever_the_interval() -> None:
@@ -196,6 +196,15 @@ def test_a_validation_set_smaller_than_a_batch_is_fine() -> None:
     trainer = ToyTrainer(line_task(), val_dataset=Points(2))
     expected = trainer.task.validate({k: torch.stack([Points(2)[i][k] for i in (0, 1)]) for k in ("x", "y", "mask")})
     assert trainer.validate()["valid_loss"] == pytest.approx(float(expected.total.detach()), rel=1e-6)
+
+
+def test_counts_of_validation_batches_add_up() -> None:
+    """Some numbers are no means of batches: how many codes are in use at all, say."""
+    seen = torch.stack([Points(10)[index]["x"] for index in range(10)])
+    looked = ToyTrainer(GuessingTask(Line()), val_dataset=Points(10), val_num_batches=None).validate()
+    negative = int((seen[:, 0] < 0).sum())
+    assert (looked["valid_items"], looked["valid_rarest"]) == (10, min(negative, 10 - negative))
+    assert 0 < negative < 10
 
 
 def test_the_given_validation_set_is_the_one_used() -> None:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from safetensors.torch import save_file
 
+from helicon.engine import runtime
 from helicon.engine.task import Loss
 from helicon.engine.trainer import Trainer
 from helicon.nn.network import Network
@@ -108,12 +109,13 @@ def rates(folder: Path) -> list[float]:
 def who_clears(folder: Path) -> list[bool]:
     """Which ranks delete what an earlier run left."""
     folder.mkdir(exist_ok=True)
+    (folder / "samples").mkdir(exist_ok=True)
     (folder / "bad_files.txt").write_text("an earlier run")
     dist.barrier()
     with mock.patch.object(shutil, "rmtree", wraps=shutil.rmtree) as spied:
         ToyTrainer(line_task(), results_folder=folder, force_clear_prev_results=True)
-    assert not (folder / "bad_files.txt").exists()
-    return of_every_rank(any(call.args[0] == folder for call in spied.call_args_list))
+    assert not (folder / "bad_files.txt").exists() and not (folder / "samples").exists()
+    return of_every_rank(any(call.args[0] == folder / "samples" for call in spied.call_args_list))
 
 
 def resumed_on_both(folder: Path) -> None:
@@ -177,7 +179,7 @@ def main(out: Path) -> None:
     )
     facts["valid_loss"] = trainer.validate()["valid_loss"]
     guessing = ToyTrainer(GuessingTask(Line()), results_folder=out / "guessing", batch_size=2, valid_frac=0.3)
-    facts["guessed"] = guessing.validate()["valid_loss"]
+    facts["guessed"] = guessing.validate()
     torch.manual_seed(3)
     ToyTrainer(Signed(line_task().model), results_folder=out / "signed", num_train_steps=2, batch_size=2).train()
     facts["synchronisations"] = [synchronisations(out / f"synchronised-{n}", n) for n in (1, 3)]
@@ -237,7 +239,11 @@ def main(out: Path) -> None:
         ).train()
     if dist.get_rank() == 0:
         (out / "facts.json").write_text(json.dumps(facts))
-    dist.barrier()  # and both end well, though nothing here ends gloo's threads: its runtime does
+    dist.barrier()
+    runtime._end_gloo()  # as at the end of every process of a run
+    assert not dist.is_initialized()
+    sys.stdout.flush()
+    os._exit(0)  # a process that made many groups may hold one still
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 import torch
 
-from helicon.metrics.image import codebook_use, frechet_distance, image_grid, perplexity, psnr, ssim
+from helicon.metrics.image import frechet_distance, image_grid, psnr, ssim
 
 
 def pictures(seed: int, *shape: int) -> torch.Tensor:
@@ -59,16 +59,6 @@ def test_ssim_equals_the_formula_window_by_window():
 def test_ssim_refuses_images_smaller_than_its_window():
     with pytest.raises(ValueError, match="windows of 11"):
         ssim(pictures(0, 1, 3, 8, 16), pictures(1, 1, 3, 8, 16))
-
-
-def test_codebook_use_and_perplexity_ignore_masked_codes():
-    codes = torch.tensor([[0, 0, 3], [3, -1, -1]])
-    assert codebook_use(codes, 8).item() == pytest.approx(2 / 8)
-    assert perplexity(codes, 8).item() == pytest.approx(2.0)
-    assert perplexity(torch.arange(8), 8).item() == pytest.approx(8.0)
-    assert perplexity(torch.tensor([0, 0, 0, 1]), 8).item() == pytest.approx(
-        math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    )
 
 
 def test_frechet_distance_equals_the_formula_with_a_matrix_root():

@@ -1,6 +1,7 @@
 """Where a run runs: processes, device, precision, compilation, random states. The one place that knows Accelerate."""
 
 import atexit
+import gc
 import inspect
 import logging
 import os
@@ -201,6 +202,7 @@ class Runtime:
 def _end_gloo() -> None:
     """Ends gloo's threads before Python goes: left to themselves, they abort a third of the processes that end well."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
+        gc.collect()  # networks that were wrapped hold their groups
         dist.destroy_process_group()
 
 

@@ -20,10 +20,14 @@ Batch = dict[
 
 @dataclass(frozen=True)
 class Loss:
-    """A total to differentiate (or to report) and its named parts, all 0-d tensors; the parts carry no gradient."""
+    """A total to differentiate (or to report) and its named parts, all 0-d tensors; the parts carry no gradient.
+
+    Of validation batches the loop averages total and parts, and adds up `counts`, tensors of any shape, for `Task.summary`.
+    """
 
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ class Task:
     def validate(self, batch: Batch) -> Loss:
         """The loss to watch, in evaluation mode and without gradients."""
         raise NotImplementedError
+
+    def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Numbers of the whole validation set, from the sums of its batches' `Loss.counts`: those that are no means of batches."""
+        return {}
 
     def sample(self, batch: Batch, seed: int) -> Any:
         """What the model makes of `batch` with the weights it has now; called with the same batch and seed each time."""

@@ -335,6 +335,7 @@ class Trainer(Surface):
             raise ValueError("there is no validation set: give val_dataset, or valid_frac > 0")
         names: list[str] = []
         sums: Tensor | None = None
+        counts: dict[str, Tensor] = {}
         with self.inference(seed=self.options.seed):
             for number, batch in enumerate(self.feed.valid.validation(self.options.val_num_batches)):
                 # By the batch's number among all, so that the loss is the same on any number of processes.
@@ -346,15 +347,16 @@ class Trainer(Surface):
                 values = torch.stack([loss.total, *loss.parts.values()]).double().cpu()
                 weighted = torch.cat([values * weight, weight.reshape(1)])
                 sums = weighted if sums is None else sums + weighted
-        shares = [
-            share for share in self.runtime.gather((names, sums.tolist() if sums is not None else [])) if share[0]
-        ]
+                counts = {name: counts.get(name, 0) + count.double().cpu() for name, count in loss.counts.items()}
+        shares = [share for share in self.runtime.gather((names, sums, counts)) if share[0]]
         if not shares:
             raise ValueError("the validation set gave no batch on any process")
-        totals = [sum(column) for column in zip(*(values for _, values in shares), strict=True)]
+        totals = sum(sums for _, sums, _ in shares).tolist()
         if not totals[-1]:
             raise ValueError("the validation set has nothing that a loss is over: give a larger one, or larger batches")
         result = {name: total / totals[-1] for name, total in zip(shares[0][0], totals, strict=False)}
+        summed = {name: sum(counts[name] for _, _, counts in shares) for name in shares[0][2]}
+        result |= {f"valid_{name}": float(value) for name, value in self.task.summary(summed).items()}
         self.valid_loss, self.valid_step = result["valid_loss"], self.step
         return result
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -49,25 +49,6 @@ def ssim(
         (mean_a**2 + mean_b**2 + c1) * (variance_a + variance_b + c2)
     )
     return similarity.mean(dim=(1, 2, 3)).float()
-
-
-def codebook_use(codes: Int[Tensor, "..."], codebook_size: int) -> Float[Tensor, ""]:
-    """The part of the codebook that occurs in `codes` at all; -1 (masked) does not count."""
-    return (_code_counts(codes, codebook_size) > 0).float().mean()
-
-
-def perplexity(codes: Int[Tensor, "..."], codebook_size: int) -> Float[Tensor, ""]:
-    """exp(entropy) of the code frequencies: how many codes, used equally often, would be as varied. -1 does not count."""
-    counts = _code_counts(codes, codebook_size)
-    frequencies = counts / counts.sum().clamp(min=1)
-    return torch.special.entr(frequencies).sum().exp()
-
-
-def _code_counts(codes: Tensor, codebook_size: int) -> Tensor:
-    # Masked codes are counted in a place of their own, then dropped: no tensor whose size depends on the data.
-    places = torch.where(codes < 0, codebook_size, codes).flatten()
-    counts = torch.zeros(codebook_size + 1, device=codes.device)
-    return counts.scatter_add_(0, places, torch.ones_like(places, dtype=counts.dtype))[:codebook_size]
 
 
 def frechet_distance(features_a: Float[Tensor, "n d"], features_b: Float[Tensor, "m d"]) -> Float[Tensor, ""]:

@@ -56,7 +56,9 @@ def test_an_autoencoder_s_step_and_validation_tell_how_many_triangles_are_right(
     task.model.eval()
     valid = task.validate(batch)
     assert valid.total == task.forward(batch).breakdown.reconstruction
-    assert 0 < valid.parts["codebook_use"] <= 1 <= valid.parts["perplexity"] <= 64
+    assert valid.counts["codes"].shape == (2, 64)
+    used = task.summary(valid.counts)
+    assert 0 < used["codebook_use"] <= 1 <= used["perplexity"] <= 64
 
 
 def test_reconstructions_are_shown_beside_their_originals() -> None:

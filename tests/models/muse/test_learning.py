@@ -12,7 +12,8 @@ import helicon
 from helicon import MaskGit, MaskGitTrainer, MaskGitTransformer, VQGanVAE, VQGanVAETrainer, registry
 from helicon.config import Recipe, load_recipe
 from helicon.data.synthetic import SyntheticShapes, recognise
-from helicon.metrics.image import codebook_use, psnr
+from helicon.metrics.codes import code_counts, usage
+from helicon.metrics.image import psnr
 
 
 def read(recipe: str, *overrides: str) -> Recipe:
@@ -57,7 +58,7 @@ def test_the_tokenizer_learns_shapes_to_27_db_with_most_of_its_codes_in_use() ->
     assert ids.shape == (128, 16, 16)
     assert float(psnr(made, images).mean()) >= 27
     assert float(psnr(made, images).mean()) >= float(psnr(plain, images).mean()) + 6
-    assert float(codebook_use(ids, vae.codebook_size)) >= 0.8
+    assert usage(code_counts(ids[..., None], vae.codebook_size))["codebook_use"] >= 0.8
 
 
 def share_right(pictures: torch.Tensor, asked: SyntheticShapes) -> float:

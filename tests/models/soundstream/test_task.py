@@ -174,7 +174,10 @@ def test_validation_measures_the_reconstruction_alone():
     torch.testing.assert_close(loss.total, model.loss.total(terms))
     torch.testing.assert_close(loss.parts["si_sdr"], si_sdr(reconstructed, audio).mean())
     torch.testing.assert_close(loss.parts["log_mel_distance"], log_mel_distance(reconstructed, audio, HZ).mean())
-    assert 0 < loss.parts["codebook_use"].item() <= 1 <= loss.parts["perplexity"].item() <= 16
+    codes = model.encode(audio)
+    assert loss.counts["codes"].sum(dim=1).tolist() == [codes[..., 0].numel()] * codes.shape[-1]
+    used = SoundStreamTask(model).summary(loss.counts)
+    assert 0 < used["codebook_use"] <= 1 <= used["perplexity"] <= 16
     assert not {"adversarial", "feature", "quantizer"} & loss.parts.keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

@@ -106,7 +106,7 @@ def is_right(path: Path, caption: str) -> bool:
 def _picture_numbers(tokenizer: Mapping[str, page.Points], maskgit: Mapping[str, page.Points]) -> list[tuple[str, str]]:
     return [
         (page.last(tokenizer, "valid_psnr", "{:.1f} dB"), "PSNR of held-out pictures, written as codes and read again"),
-        (page.last(tokenizer, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in one batch"),
+        (page.last(tokenizer, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in the held-out data"),
         (
             page.last(maskgit, "valid_loss", "{:.2f}"),
             "nats for a hidden code: how much the true one surprises the second network",

@@ -116,7 +116,7 @@ def _sound_numbers(*stages: Mapping[str, page.Points]) -> list[tuple[str, str]]:
     codec, semantic, delayed = stages
     return [
         (page.last(codec, "valid_si_sdr", "{:.1f} dB"), "SI-SDR of held-out sounds, written as codes and read again"),
-        (page.last(codec, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in one batch"),
+        (page.last(codec, "valid_codebook_use", "{:.0f} %", 100), "of the codes are in use in the held-out data"),
         (
             page.last(semantic, "valid_loss", "{:.2f}"),
             "nats for a semantic token: how much the true one surprises the second network",

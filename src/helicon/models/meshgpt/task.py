@@ -14,7 +14,7 @@ from torch import Tensor
 from helicon.data.mesh import Mesh
 from helicon.data.tokens import write_whole
 from helicon.engine.task import Batch, Loss, Task, Update, without_texts
-from helicon.metrics.image import codebook_use, perplexity
+from helicon.metrics.codes import code_counts, usage
 from helicon.metrics.mesh import coordinate_accuracy, triangle_accuracy
 from helicon.models.meshgpt.assemble import assembled, mesh_report, write_mesh
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder, Reconstruction
@@ -57,12 +57,11 @@ class MeshAutoencoderTask(Task):
     def validate(self, batch: Batch) -> Loss:
         """The error of the coordinates alone: what the quantizer costs is not comparable from one to the other."""
         outputs = self.forward(batch)
-        levels, size = outputs.codes.unbind(dim=-1), self.model.codebook_size
-        use = {  # means over the codes of a vertex
-            "codebook_use": torch.stack([codebook_use(codes, size) for codes in levels]).mean(),
-            "perplexity": torch.stack([perplexity(codes, size) for codes in levels]).mean(),
-        }
-        return Loss(outputs.breakdown.reconstruction, {**_accuracies(outputs), **use})
+        counts = {"codes": code_counts(outputs.codes, self.model.codebook_size)}
+        return Loss(outputs.breakdown.reconstruction, _accuracies(outputs), counts)
+
+    def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return usage(counts["codes"])
 
     @torch.no_grad()
     def sample(self, batch: Batch, seed: int) -> list[Mesh]:

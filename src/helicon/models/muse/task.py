@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update
+from helicon.metrics.codes import code_counts, usage
 from helicon.metrics.contact_sheet import contact_sheet
-from helicon.metrics.image import codebook_use, image_grid, perplexity, psnr
+from helicon.metrics.image import image_grid, psnr
 from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import Losses, MaskGit
 from helicon.models.muse.vqgan import Reconstruction, VQGanVAE
@@ -94,12 +95,11 @@ class VQGanVAETask(Task):
         images, reconstructed = outputs.images.float(), outputs.reconstruction.images
         total, parts = self.model.image_loss(reconstructed, images)
         codes, codebook_size = outputs.reconstruction.quantized.codes, self.model.codebook_size
-        quality = {
-            "psnr": psnr(reconstructed, images).mean(),
-            "codebook_use": codebook_use(codes, codebook_size),
-            "perplexity": perplexity(codes, codebook_size),
-        }
-        return Loss(total, {**parts, **quality})
+        counts = {"codes": code_counts(codes[..., None], codebook_size)}
+        return Loss(total, {**parts, "psnr": psnr(reconstructed, images).mean()}, counts)
+
+    def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return usage(counts["codes"])
 
     @torch.no_grad()
     def sample(self, batch: Batch, seed: int) -> Tensor:

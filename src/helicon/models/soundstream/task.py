@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update, without_texts
 from helicon.metrics.audio import log_mel_distance, si_sdr, spectrogram_image
-from helicon.metrics.image import codebook_use, perplexity
+from helicon.metrics.codes import code_counts, usage
 from helicon.models.soundstream.layers import LocalAttention, Snake
 from helicon.models.soundstream.losses import PENALTY, Judgements, total_of_discriminators, without_padding
 from helicon.models.soundstream.model import CoarseFirst, SoundStream
@@ -173,15 +173,16 @@ class SoundStreamTask(AdversarialSoundTask):
         outputs = self.forward(batch)
         audio, codes = outputs.reconstruction.audio, outputs.reconstruction.quantized.codes
         terms = self.model.loss.distances(audio, outputs.target, outputs.lengths)
-        size, hz = self.model.codebook_size, self.model.sample_hz
-        per_level = codes.unbind(-1)
+        hz = self.model.sample_hz
         quality = {
             "si_sdr": si_sdr(audio, outputs.target, outputs.lengths).mean(),
             "log_mel_distance": log_mel_distance(audio, outputs.target, hz, outputs.lengths).mean(),
-            "codebook_use": torch.stack([codebook_use(level, size) for level in per_level]).mean(),
-            "perplexity": torch.stack([perplexity(level, size) for level in per_level]).mean(),
         }
-        return Loss(self.model.loss.total(terms), {**terms, **quality})
+        counts = {"codes": code_counts(codes, self.model.codebook_size)}
+        return Loss(self.model.loss.total(terms), {**terms, **quality}, counts)
+
+    def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return usage(counts["codes"])
 
 
 def sound_files(
