@@ -54,6 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "larger": superres,
         "both": Muse(base, superres),
         "classes": maskgit(num_classes=5),
+        "named": maskgit(num_classes=2),
         "pairs": maskgit(num_classes=3, condition_on_text=True, t5_name=BYTES),
         "alone": maskgit(condition_on_text=False),
         "grey": maskgit(channels=1),
@@ -61,6 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tokens": MaskGit(16, base.transformer),
         "embedded": maskgit(text_embed_dim=7),
     }
+    networks["named"].name_classes(["owl", "red fox"])
     for name, network in networks.items():
         assert network is not None
         network.save_pretrained(folder / name)
@@ -203,6 +205,11 @@ def test_classes_and_nothing_at_all(made: Path) -> None:
     network: Any = helicon.load(made / "classes")
     pictures = pil_images(network.generate(classes=[0, 3] * 2, seed=0, timesteps=2))
     assert all((pixels(f"out/{n:05d}.png") == np.asarray(picture)).all() for n, picture in enumerate(pictures))
+    said(made / "named", "classes=[red fox,0]", "-o", "named", FAST)
+    lines = [json.loads(line) for line in Path("named/manifest.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["red fox", "owl"]
+    for alone in ("classes=1", "classes=red fox"):
+        said(made / "named", alone, "-o", "alone.jpg", FAST)
     assert "a sheet of 3" in said(made / "alone", "--samples", "3", "-o", "alone.png", FAST)
     said(made / "pairs", "--text", "a", "classes=[1,2]", "-o", "pairs", FAST)
     assert [json.loads(line)["text"] for line in Path("pairs/manifest.jsonl").read_text().splitlines()] == [
@@ -281,6 +288,8 @@ FROM_WORDS = (
         ("classes", A, "this MaskGit was trained without texts: leave --text out, and name classes instead, as in classes=[0]"),
         ("classes", [], "this MaskGit makes pictures of classes: say which of 0 to 4, as in classes=[0]"),
         ("classes", ["classes=[5]"], "there is no class 5: this MaskGit knows 0 to 4"),
+        ("named", [], "this MaskGit makes pictures of classes: say which of owl, red fox, as in classes=[owl]"),
+        ("named", ["classes=[cat]"], "there is no class cat: this MaskGit knows owl, red fox (or 0 to 1)"),
         ("words", [*A, "classes=[1]"], "this MaskGit was trained without classes: leave classes out"),
         ("tokens", A, "this MaskGit learned from token ids, without a tokenizer: it makes no pictures"),
         ("embedded", A, "this MaskGit reads embedded texts: call its generate with text_embeds, in Python"),

@@ -105,6 +105,37 @@ def test_losses_on_a_cache_equal_those_on_pictures(pictures: str, num_workers: i
     assert list(Path("on-cache/samples").iterdir())
 
 
+def test_a_cache_knows_the_classes_of_its_pictures() -> None:
+    """From the command line alone: the folders are classes, and pictures are asked for by their names."""
+    save_vae()
+    for name in ("fox", "owl"):
+        Path("animals", name).mkdir(parents=True)
+        for number in range(7):
+            write_picture(f"animals/{name}/{number}.png", number)
+    tokenized("image_size=16", data="animals")
+    chosen = [
+        "model.transformer.num_classes=2",
+        "model.transformer.t5_name=null",
+        "data.classes=folder",
+        "model.vae=vae",
+    ]
+    small = ["data.image_size=16", "model.image_size=16", "num_train_steps=2", "batch_size=4", "log_every=1"]
+    numbers = []
+    for source in ("animals", "cache"):
+        run = [f"data.source={source}", "data.augment=false", f"results_folder=on-{source}"]
+        code, said = helicon("train", "muse/maskgit-debug", *chosen, *small, *run)
+        assert code == 0, said
+        lines = Path(f"on-{source}/metrics.jsonl").read_text().splitlines()
+        numbers.append([{k: v for k, v in json.loads(line).items() if "loss" in k} for line in lines])
+    assert numbers[0] == numbers[1] and any("loss" in line for line in numbers[0])
+    code, said = helicon("generate", "on-cache", "classes=[owl,fox]", "timesteps=1", "-o", "out")
+    assert code == 0, said
+    lines = Path("out/manifest.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["owl", "fox"]
+    code, said = helicon("tokenize", "vae", "--data", "animals", "-o", "other", "image_size=16", "classes=folder")
+    assert code == 1 and "classes=folder has no place here, as a cache knows the folders its files are in" in said
+
+
 def test_a_recipe_learns_from_a_cache_what_it_learns_from_pictures() -> None:
     """From the command line alone: a tokenizer is trained, its averaged weights encode, and a run reads that."""
     small = ["data.image_size=16", "num_samples=24", "save_model_every=2", "save_results_every=100", "batch_size=4"]

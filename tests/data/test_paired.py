@@ -5,7 +5,15 @@ import torch
 
 from helicon.data.dataset import BadFile
 from helicon.data.files import Files
-from helicon.data.paired import Captions, CaptionsBeside, ColumnCaptions, FolderCaptions, Paired, captions_of
+from helicon.data.paired import (
+    Captions,
+    CaptionsBeside,
+    ColumnCaptions,
+    FolderCaptions,
+    FolderClasses,
+    Paired,
+    captions_of,
+)
 
 
 def files(tmp_path: Path) -> Files:
@@ -58,3 +66,22 @@ def test_media_of_any_kind_are_paired():
     assert paired.fetch(0, torch.Generator())["texts"] == "quiet"
     with pytest.raises(ValueError, match="2 items and 1 captions"):
         Paired([1, 2], ["x"], "waves")
+
+
+class Named(list[dict[str, str]]):
+    """Items with keys."""
+
+    keys = ("b_c/1.png", "a/2.png", "b_c/3.png")
+
+
+def test_the_classes_of_folders():
+    items = Named({"images": name} for name in "xyz")
+    data = FolderClasses(items)
+    assert data.names == ["a", "b c"] and list(data) == [
+        {"images": n, "classes": c} for n, c in zip("xyz", (1, 0, 1), strict=True)
+    ]
+    assert FolderClasses(items, ["b c", "z", "a"])[1]["classes"] == 2
+    with pytest.raises(ValueError, match="a is a folder of pictures and none of the classes b c, d"):
+        FolderClasses(items, ["b c", "d"])
+    with pytest.raises(ValueError, match="for files in folders"):
+        FolderClasses([{"images": 1}])

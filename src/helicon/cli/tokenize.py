@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Arguments of the data section that are not given here, and why.
 ELSEWHERE = {
     "augment": "items are encoded as they are",
+    "classes": "a cache knows the folders its files are in",
     "end_prob": "recordings are encoded from end to end",
     "source": "--data names it",
 }

@@ -75,7 +75,7 @@ class FolderCaptions:
     def __post_init__(self) -> None:
         for key in self.keys:
             if not Path(key).parent.name:
-                raise ValueError(f"{key} is in no subfolder, so no folder's name can be its caption")
+                raise ValueError(f"{key} is in no subfolder, so no folder's name can be its caption or class")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -104,6 +104,24 @@ class Paired(View):
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         return {self.media: sample, "texts": self.captions[index]}
+
+
+class FolderClasses(View):
+    """Adds "classes": the number of the folder a file is in among all `names` of folders (by default those there are, sorted)."""
+
+    def __init__(self, dataset: Any, names: Sequence[str] | None = None):
+        super().__init__(dataset)
+        if self.keys is None:
+            raise ValueError('classes="folder" is for files in folders: let the dataset itself return the classes')
+        self.folders = FolderCaptions(self.keys)
+        found = {self.folders[index] for index in range(len(self.folders))}
+        self.names = sorted(found) if names is None else list(names)
+        if unknown := sorted(found - set(self.names)):
+            raise ValueError(f"{unknown[0]} is a folder of pictures and none of the classes {', '.join(self.names)}")
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+
+    def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {**sample, "classes": self.numbers[self.folders[index]]}
 
 
 def check_columns(source: Any, column: str, text_column: str, captions: CaptionSource | None) -> None:

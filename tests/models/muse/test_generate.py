@@ -429,6 +429,21 @@ def test_conditions_of_every_kind(conditions: str):
     assert results[0].shape == (2, 4, 4) and torch.equal(*results) == (conditions == "nothing")
 
 
+def test_one_class_may_stand_alone_and_one_of_two_numbers_is_refused():
+    maskgit = build({"num_classes": 3}, class_names=["fox", "owl", "1"])
+    options: dict[str, Any] = {"timesteps": 1, "return_ids": True, "seed": 0, "batch_size": 2}
+    alone, listed, named = (maskgit.generate(classes=given, **options) for given in (2, [2, 2], "1"))
+    assert torch.equal(alone, listed) and torch.equal(alone, named)
+    assert maskgit.class_numbers([0, "owl", 1, "1"]) == [0, 1, 2, 2]  # what is a name is meant as one
+    for given in ("cat", True, 3):
+        with pytest.raises(ValueError, match=rf"no class {given}: this MaskGit knows fox, owl, 1 \(or 0 to 2\)"):
+            maskgit.generate(classes=given, **options)
+    with pytest.raises(ValueError, match="has no classes"):
+        build().generate(["a"], classes=0, **options)
+    with pytest.raises(ValueError, match=r"conditions for 3 pictures, and batch_size=2: give one for all"):
+        maskgit.generate(classes=[0, 1, 2], cond_scale=2, **options)
+
+
 @pytest.mark.parametrize("classes", [[0, 7], torch.tensor([0, 7])])
 def test_a_class_that_is_not_there_is_refused(classes: Any):
     with pytest.raises(ValueError, match="there is no class 7: this MaskGit knows 0 to 2"):

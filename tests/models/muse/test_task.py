@@ -282,7 +282,7 @@ def test_maskgit_learns_the_same_from_pictures_and_from_their_tokens():
         ValueError, match=r"reads texts, .* data\.captions=beside, column or folder in a recipe.*text_embeds"
     ):
         task.forward({"ids": ids})
-    with pytest.raises(ValueError, match=r"conditioned on classes, .* in Python .* \(data\.captions=folder\)"):
+    with pytest.raises(ValueError, match=r"conditioned on classes, .* with data\.classes=folder in a recipe"):
         MaskGitTask(maskgit({"num_classes": 3})).forward({"ids": ids, "texts": TEXTS})
 
 

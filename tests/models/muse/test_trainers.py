@@ -145,6 +145,42 @@ def test_classes_in_a_column_of_a_hugging_face_dataset():
         trained(maskgit({"num_classes": 3}), dataset=columns.rename_column("label", "kind"), results_folder="other")
 
 
+def test_the_folders_of_pictures_are_their_classes():
+    Path("animals").mkdir()
+    write_pictures(Path("animals/red_fox"))
+    write_pictures(Path("animals/owl"), count=4)
+    trainer = trained(maskgit({"num_classes": 2}), folder="animals", classes="folder")
+    data = trainer.feed.dataset
+    assert [data[index]["classes"] for index in range(len(data))] == [int("fox" in key) for key in data.keys]
+    loaded: Any = helicon.load("run")
+    assert loaded.class_names == ["owl", "red fox"] and loaded.class_name(1) == "red fox"
+    named, numbered = (loaded.generate(classes=given, timesteps=1, seed=0) for given in (["red fox", "owl"], [1, 0]))
+    assert torch.equal(named, numbered)
+    options = {"folder": "animals", "classes": "folder", **OPTIONS, "num_train_steps": 3}
+    MaskGitTrainer(maskgit({"num_classes": 2}), **options, resume=True).train()
+    assert helicon.load("run").class_names == ["owl", "red fox"]
+    with pytest.raises(
+        ValueError, match=r"there are 2 classes \(owl, red fox\), and this MaskGit has 3: .*num_classes=2"
+    ):
+        MaskGitTrainer(maskgit({"num_classes": 3}), folder="animals", classes="folder", **OPTIONS)
+    with pytest.raises(ValueError, match="called owl, red fox already, not cat, dog"):
+        loaded.name_classes(["cat", "dog"])
+
+
+def test_validation_pictures_have_the_numbers_of_the_training_ones():
+    for folder in ("animals", "others"):
+        Path(folder).mkdir()
+    for name in ("fox", "owl"):
+        write_pictures(Path("animals", name))
+    write_pictures(Path("others/owl"))
+    options: dict[str, Any] = {"folder": "animals", "classes": "folder", **OPTIONS}
+    trainer = MaskGitTrainer(maskgit({"num_classes": 2}), val_dataset="others", **options)
+    assert {sample["classes"] for sample in trainer.feed.val_dataset} == {1}
+    write_pictures(Path("others/cat"))
+    with pytest.raises(ValueError, match="cat is a folder of pictures and none of the classes fox, owl"):
+        MaskGitTrainer(maskgit({"num_classes": 2}), val_dataset="others", **options)
+
+
 def test_super_resolution_from_pictures_and_from_tokens():
     trained(maskgit(cond_image_size=8), dataset=SyntheticShapes(8, 16))
     items = [{"ids": torch.randint(64, (4, 4)), "cond_ids": torch.randint(64, (2, 2)), "texts": "a"} for _ in range(8)]

@@ -72,6 +72,8 @@ class MaskGit(Network):
         self_cond_prob: float = 0.9,
         no_mask_token_prob: float = 0.0,
         critic_loss_weight: float = 1.0,
+        *,
+        class_names: Sequence[str] | None = None,
     ):
         """
         Args:
@@ -86,6 +88,7 @@ class MaskGit(Network):
             cond_drop_prob: how often a row learns without its text or class, for guidance.
             self_cond_prob: how often a row sees its own first embeddings (where the transformer has `self_cond`).
             no_mask_token_prob: how often a token that is to be predicted is not hidden.
+            class_names: what the classes are called, in their order; a trainer that finds them in folders names them (`name_classes`).
         """
         super().__init__()
         if token_critic is not None and self_token_critic:
@@ -112,6 +115,9 @@ class MaskGit(Network):
         if cond_image_size is not None and cond_vae is None:
             self.__dict__["cond_vae"] = self.vae
         self._check()
+        self.class_names: list[str] | None = None
+        if class_names is not None:
+            self.name_classes(class_names)
 
     def _stage(self, name: str, vae: VQGanVAE | None) -> VQGanVAE | None:
         if vae is not None:
@@ -216,13 +222,39 @@ class MaskGit(Network):
                 f"{side} x {side}, those of image_size={self.image_size}: give pictures of that size (data.image_size in a recipe)"
             )
 
-    def check_classes(self, classes: Sequence[int]) -> None:
-        """Raises where there are classes that this MaskGit, which must have some, does not know."""
-        assert self.transformer.class_emb is not None
-        last = self.transformer.class_emb.num_embeddings - 1
-        for number in classes:
-            if not 0 <= number <= last:
-                raise ValueError(f"there is no class {number}: this MaskGit knows 0 to {last}")
+    def name_classes(self, names: Sequence[str]) -> None:
+        """Says what the classes are called; the names are saved with the network."""
+        names, table = list(names), self.transformer.class_emb
+        count = 0 if table is None else table.num_embeddings
+        if len(names) != count or len(set(names)) != count:
+            raise ValueError(
+                f"there are {len(set(names))} classes ({some_of(names)}), and this MaskGit has {count or 'none'}: build it with "
+                f"num_classes={len(set(names))} (model.transformer.num_classes in a recipe)"
+            )
+        if self.class_names not in (None, names):
+            raise ValueError(f"the classes are called {some_of(self.class_names or ())} already, not {some_of(names)}")
+        self.class_names = self.arguments["class_names"] = names
+
+    def class_numbers(self, classes: int | str | Tensor | Sequence[int | str]) -> list[int]:
+        """The numbers of classes that are given by name or by number; one alone may stand without a list."""
+        if isinstance(classes, Tensor):
+            classes = classes.tolist()
+        return [self._class_number(given) for given in ([classes] if isinstance(classes, (int, str)) else classes)]
+
+    def _class_number(self, given: int | str) -> int:
+        names, table = self.class_names or [], self.transformer.class_emb
+        if table is None:
+            raise ValueError("this MaskGit has no classes: leave them out, or build its transformer with num_classes")
+        if str(given) in names:  # a number, too, may be the name of a folder
+            return names.index(str(given))
+        last = table.num_embeddings - 1
+        if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= last:
+            return given
+        known = f"0 to {last}" if not names else f"{some_of(names)} (or 0 to {last})"
+        raise ValueError(f"there is no class {given}: this MaskGit knows {known}")
+
+    def class_name(self, number: int) -> str:
+        return f"class {number}" if self.class_names is None else self.class_names[number]
 
     def _low_resolution_ids(
         self, images_or_ids: Tensor | None, cond_images: Tensor | None, cond_token_ids: Tensor | None
@@ -356,7 +388,7 @@ class MaskGit(Network):
         critic_noise_scale: float = 1.0,
         *,
         text_embeds: Float[Tensor, "text_b t e"] | None = None,
-        classes: Int[Tensor, "class_b"] | Sequence[int] | None = None,
+        classes: Int[Tensor, "class_b"] | Sequence[int | str] | int | str | None = None,
         cond_token_ids: Int[Tensor, "low_b ..."] | None = None,
         batch_size: int | None = None,
         sampler: Sampler = "confidence",
@@ -374,6 +406,7 @@ class MaskGit(Network):
 
         Args:
             texts: one for each picture; one alone is used for all of `batch_size`. None: whatever the model likes.
+            classes: by number, or by name where they have names; one for each picture, or one for all.
             negative_texts: what the pictures shall not be; guidance leads away from it.
             cond_images: the pictures to enlarge (super-resolution), of any size.
             fmap_size: tokens a side; no other than those of a picture of `image_size`, whose places are learned.
@@ -400,6 +433,8 @@ class MaskGit(Network):
             raise ValueError(
                 f"fmap_size={fmap_size}, and this MaskGit knows the places of {self.fmap_size} tokens a side alone: leave it out"
             )
+        if classes is not None:
+            classes = self.class_numbers(classes)
         rows = _rows(
             batch_size, texts, negative_texts, text_embeds, classes, cond_images, cond_token_ids, images, repaint
         )
@@ -428,7 +463,7 @@ class MaskGit(Network):
         rows: int,
         texts: Sequence[str] | None,
         text_embeds: Tensor | None,
-        classes: Tensor | Sequence[int] | None,
+        classes: Sequence[int] | None,
         dtype: torch.dtype,
     ) -> dict[str, Any]:
         """The keywords of `Transformer.context`, with one text or class repeated for all rows."""
@@ -438,10 +473,7 @@ class MaskGit(Network):
         if text_embeds is not None:
             found["text_embeds"] = text_embeds.to(self.device)
         if classes is not None:
-            numbers = torch.as_tensor(classes)
-            if self.transformer.class_emb is not None:
-                self.check_classes(numbers.tolist())
-            found["classes"] = numbers.to(self.device)
+            found["classes"] = torch.tensor(classes, device=self.device)
         if "text_embeds" in found:
             found["text_embeds"] = found["text_embeds"].to(dtype)
         return {name: value.expand(rows, *value.shape[1:]) for name, value in found.items()}
@@ -502,7 +534,15 @@ def _rows(batch_size: int | None, *given: Any) -> int:
     if rows < 1:
         raise ValueError(f"{rows} pictures cannot be made: give at least one text, or batch_size=1")
     if sizes - {1, rows}:
+        asked = "one number is needed" if batch_size is None else f"batch_size={batch_size}"
         raise ValueError(
-            f"conditions for {' and '.join(map(str, sorted(sizes)))} pictures, and batch_size={batch_size}"
+            f"there are conditions for {' and '.join(map(str, sorted(sizes - {1})))} pictures, and {asked}: give one for all, or as "
+            "many as there are pictures"
         )
     return rows
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """A list in words, cut short where it is long."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

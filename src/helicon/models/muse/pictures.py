@@ -19,7 +19,7 @@ from helicon.data.dataset import BadFile
 from helicon.data.image import ImageTransform
 from helicon.metrics.contact_sheet import Sheet, contact_sheet, sheet_of_prompts
 from helicon.models.muse.generate import Decoding, Filler
-from helicon.models.muse.maskgit import MaskGit
+from helicon.models.muse.maskgit import MaskGit, some_of
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.nn.network import Network
 
@@ -59,13 +59,13 @@ class PictureMaker:
         image: Path | None = None,
         repaint: Path | None = None,
         superres: Network | None = None,
-        classes: Sequence[int] = (),
+        classes: int | str | Sequence[int | str] = (),
         superres_timesteps: int | None = None,
         **options: Any,
     ):
         """
         Args:
-            texts, classes: what the pictures shall show: one of each for every picture, or one for all.
+            texts, classes: what the pictures shall show: one of each for every picture, or one for all. Classes by name or number.
             image: the picture to enlarge (super-resolution), or to change (with `repaint`).
             repaint: what is white in this picture is painted again.
             superres: enlarges the pictures that `network` makes.
@@ -85,7 +85,7 @@ class PictureMaker:
         _check_decoding(self.options)
         for stage in (network.base_maskgit, network.superres_maskgit) if isinstance(network, Muse) else (network,):
             stage.filler = Filler(compile=False)  # to compile takes longer than to make a few sheets
-        self.conditions = self._conditions(list(texts), list(classes), self.options.pop("negative_texts", None))
+        self.conditions = self._conditions(list(texts), classes, self.options.pop("negative_texts", None))
         self.options |= self._given_pictures(image, repaint)
 
     __signature__ = _with_options_of_maskgit(__init__)
@@ -93,7 +93,9 @@ class PictureMaker:
     @property
     def prompts(self) -> list[str]:
         """The words under each picture; of negative texts those that tell pictures apart."""
-        classes = [f"class {number}" for number in self.conditions.get("classes", ())]
+        classes = [
+            f"class {given}" if isinstance(given, int) else given for given in self.conditions.get("classes", ())
+        ]
         negative = [f"not {text}" for text in self.conditions.get("negative_texts", ())]
         if len(set(negative)) == 1:
             negative = []
@@ -118,7 +120,7 @@ class PictureMaker:
         return sheet_of_prompts(pictures, self.prompts, draw)
 
     def _conditions(
-        self, texts: list[str], classes: list[int], negative_texts: Sequence[str] | None
+        self, texts: list[str], classes: int | str | Sequence[int | str], negative_texts: Sequence[str] | None
     ) -> dict[str, list[Any]]:
         """What each picture is made from, as many of everything as there are prompts."""
         transformer = self.base.transformer
@@ -129,8 +131,11 @@ class PictureMaker:
             raise ValueError("this MaskGit reads embedded texts: call its generate with text_embeds, in Python")
         if transformer.condition_on_text and not texts:
             raise ValueError('this MaskGit makes pictures from words: say which, as in --text "a red circle"')
-        self._check_classes(classes)
-        given: dict[str, list[Any]] = {"texts": texts, "classes": classes, "negative_texts": list(negative_texts or ())}
+        given: dict[str, list[Any]] = {
+            "texts": texts,
+            "classes": self._classes(classes),
+            "negative_texts": list(negative_texts or ()),
+        }
         given = {name: values for name, values in given.items() if values}
         count = max(map(len, given.values()), default=1)
         for name, values in given.items():
@@ -138,16 +143,19 @@ class PictureMaker:
                 raise ValueError(f"there are {len(values)} {name} for {count} pictures: give one for all, or {count}")
         return {name: values * (count // len(values)) for name, values in given.items()}
 
-    def _check_classes(self, classes: Sequence[int]) -> None:
-        table = self.base.transformer.class_emb
+    def _classes(self, classes: int | str | Sequence[int | str]) -> list[int | str]:
+        """By name where they have names, so that both of two stages know which are meant."""
+        table, names = self.base.transformer.class_emb, self.base.class_names
+        is_given = isinstance(classes, int) or bool(classes)
         if table is None:
-            if classes:
+            if is_given:
                 raise ValueError("this MaskGit was trained without classes: leave classes out")
-            return
-        if not classes:
-            last = table.num_embeddings - 1
-            raise ValueError(f"this MaskGit makes pictures of classes: say which of 0 to {last}, as in classes=[0]")
-        self.base.check_classes(classes)
+            return []
+        if not is_given:
+            first, known = (0, f"0 to {table.num_embeddings - 1}") if names is None else (names[0], some_of(names))
+            raise ValueError(f"this MaskGit makes pictures of classes: say which of {known}, as in classes=[{first}]")
+        numbers = self.base.class_numbers(classes)
+        return [*numbers] if names is None else [names[number] for number in numbers]
 
     def _given_pictures(self, image: Path | None, repaint: Path | None) -> dict[str, Tensor]:
         """The pictures among the options, as `MaskGit.generate` wants them."""

@@ -195,8 +195,8 @@ class MaskGitTask(Task):
             return texts
         if "classes" not in batch:
             raise ValueError(
-                "this MaskGit is conditioned on classes, and the data has none: train it in Python on a dataset that returns "
-                "classes (an integer a picture), or on texts, which may be the names of folders (data.captions=folder)"
+                "this MaskGit is conditioned on classes, and the data has none: take the folders of pictures for classes with "
+                'data.classes=folder in a recipe (classes="folder" in Python), or let the dataset return classes (an integer a picture)'
             )
         return {**texts, "classes": batch["classes"]}
 
@@ -249,7 +249,7 @@ class MaskGitTask(Task):
         if "texts" in batch and self.model.transformer.condition_on_text:
             return list(batch["texts"][:rows])
         if self.model.transformer.class_emb is not None:
-            return [f"class {number}" for number in batch["classes"][:rows].tolist()]
+            return [self.model.class_name(number) for number in batch["classes"][:rows].tolist()]
         return [""] * rows
 
 

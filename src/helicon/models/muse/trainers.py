@@ -13,7 +13,7 @@ from helicon.config import check, signature_without
 from helicon.data.dataset import View
 from helicon.data.fields import LABEL, TEXT, Field, Routed, route
 from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
-from helicon.data.paired import CaptionSource
+from helicon.data.paired import CaptionSource, FolderClasses
 from helicon.data.synthetic import SyntheticShapes
 from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
 from helicon.engine.checkpoint import resolve
@@ -38,6 +38,7 @@ def training_images(
     image_size: int,
     *,
     captions: CaptionSource | None = None,
+    classes: Literal["folder"] | None = None,
     channels: int = 3,
     augment: bool | None = None,
     random_crop: bool = False,
@@ -49,9 +50,14 @@ def training_images(
     """The `data` section of a recipe: a folder or manifest of pictures, the made-up shapes of `synthetic`, or the token cache of
     either (`helicon tokenize`), which is read as it is: neither mirrored nor cropped at random.
 
-    `augment` mirrors pictures at random; by default those without captions, which may tell left from right.
+    `augment` mirrors pictures at random; by default those without captions, which may tell left from right. `classes: folder`
+    takes the folders that pictures are in for their classes.
     """
     if source == "synthetic":
+        if classes is not None:
+            raise ValueError(
+                "made-up pictures are in no folders: leave data.classes out, or name a folder as data.source"
+            )
         choices = signature_without(SyntheticShapes, "num_samples", "image_size", "seed")
         return SyntheticShapes(num_samples, image_size, seed, **check(choices, shapes or {}, "data.shapes"))
     if shapes is not None:
@@ -61,16 +67,18 @@ def training_images(
             raise ValueError(
                 f"{source} is a token cache, whose pictures cannot be cropped any more: leave random_crop out"
             )
-        return cached_images(source, image_size, captions)
-    return image_data(
-        source,
-        image_size,
-        captions=captions,
-        channels=channels,
-        augment=captions is None if augment is None else augment,
-        random_crop=random_crop,
-        text_column=text_column,
-    )
+        found: Any = cached_images(source, image_size, captions)
+    else:
+        found = image_data(
+            source,
+            image_size,
+            captions=captions,
+            channels=channels,
+            augment=captions is None if augment is None else augment,
+            random_crop=random_crop,
+            text_column=text_column,
+        )
+    return found if classes is None else FolderClasses(found)
 
 
 def cached_images(
@@ -254,6 +262,7 @@ class MaskGitTrainer(Trainer):
         val_dataloader: Any = None,
         image_size: int | None = None,
         captions: CaptionSource | None = None,
+        classes: Literal["folder"] | None = None,
         text_column: str = "text",
         augment: bool = False,
         sample_texts: Sequence[str] | None = None,
@@ -268,6 +277,7 @@ class MaskGitTrainer(Trainer):
             dataset: anything else that holds pictures, or samples with token "ids" (see MaskGitTask), in place of the folder.
             image_size: pictures are cut square and scaled to this many pixels a side; by default the MaskGit's own size.
             captions: where the text of a picture is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
+            classes: the "folder" a picture is in is its class; the names of all folders become the MaskGit's `class_names`.
             augment: mirrors pictures at random; not where captions tell left from right.
             sample_texts: what the samples shall show; by default the captions of the first validation pictures.
             ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
@@ -304,6 +314,15 @@ class MaskGitTrainer(Trainer):
             fields = _maskgit_fields(maskgit, of_batches=False)
             return PicturesOrTokens(Routed(source, fields, ds_fields), transform, augment, _known(maskgit))
 
+        def with_classes(source: Any) -> Any:
+            is_labelled = isinstance(source, FolderClasses)  # that of a recipe
+            found = find(source.dataset if is_labelled else source)
+            if found is None or not (is_labelled or classes == "folder"):
+                return found
+            labelled = FolderClasses(found, maskgit.class_names)
+            maskgit.name_classes(labelled.names)
+            return labelled
+
         task = MaskGitTask(
             maskgit,
             sample_texts=sample_texts,
@@ -312,8 +331,8 @@ class MaskGitTrainer(Trainer):
         )
         super().__init__(
             task,
-            dataset=find(folder if folder is not None else dataset),
-            val_dataset=find(val_dataset),
+            dataset=with_classes(folder if folder is not None else dataset),
+            val_dataset=with_classes(val_dataset),
             train_dataloader=train_dataloader,
             val_dataloader=val_dataloader,
             **options,
