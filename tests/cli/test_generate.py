@@ -258,6 +258,16 @@ def test_a_region_is_painted_again_and_the_rest_stays_to_the_pixel(made: Path) -
     assert changed[region > 0].mean() > 0.9 and not changed[region == 0].any()
 
 
+def test_a_picture_is_extended_over_its_edges(made: Path) -> None:
+    """One of 24 x 16 pixels becomes the right bottom part of one of 32 x 32, at half its size."""
+    gradient(24, 16).save("in.png")
+    said(made / "words", "--text", "a", "--image", "in.png", "extend=[8,16,0,0]", "--samples", "2", "-o", "out", FAST)
+    small = np.asarray(gradient(24, 16).resize((12, 8), Image.Resampling.BICUBIC))
+    first, second = (pixels(f"out/{number:05d}.png") for number in range(2))
+    assert first.shape == (16, 16, 3) and (first[8:, 4:] == small).all() and (second[8:, 4:] == small).all()
+    assert (first != second)[:8].any() and (first != second)[:, :4].any()
+
+
 def test_it_says_which_weights_are_used(made: Path) -> None:
     arguments = [made / "run", "--text", "a", FAST]
     assert "step-00000002, its averaged (EMA) weights, on c" in said(*arguments, "-o", "averaged.png")
@@ -272,7 +282,13 @@ def test_it_says_which_weights_are_used(made: Path) -> None:
 A = ["--text", "a"]
 MAKERS = "AudioLM, ConditionalFlowMatcherWrapper, MaskGit, MeshTransformer, Muse, MusicLM, SemanticTransformerWrapper, SoundStream"
 OTHERS = " or .jpg or .jpeg or .webp; a name without an ending is a folder"
-TOGETHER = "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
+TOGETHER = (
+    "give --image, the picture, together with --repaint, one that is white where it is to be painted again, or with "
+    "extend=[left,top,right,bottom], the pixels to add to it"
+)
+IN = [*("--text", "a"), "--image", "in.png"]
+UNREADABLE = "not a readable picture (UnidentifiedImageError: cannot identify image file 'empty')"
+NOT_FOUR = " must be four numbers of pixels to add, as in extend=[64,64,64,64]: left, top, right, bottom"
 FROM_WORDS = (
     "a pair of stages starts from words alone: paint with the base run, and enlarge the result with the second run"
 )
@@ -310,7 +326,16 @@ FROM_WORDS = (
         ("words", [*A, "--image", "in.png", "--repaint", "wide.png"], "in.png is 16 x 16 and wide.png is 20 x 16: they must be of one size"),
         ("words", [*A, "--image", "in.png", "--repaint", "black.png"], "nothing in black.png is white, and so nothing would be painted again"),
         ("larger", A, "this MaskGit enlarges pictures: give one with --image, or make it the --superres of a base run"),
-        ("larger", [*A, "--repaint", "in.png"], "this MaskGit enlarges pictures: --repaint is for one that makes them"),
+        ("larger", [*A, "--repaint", "in.png"], "this MaskGit enlarges pictures: --repaint and extend are for one that makes them"),
+        ("larger", [*IN, "extend=[1,1,1,1]"], "this MaskGit enlarges pictures: --repaint and extend are for one that makes them"),
+        ("words", [*A, "extend=[4,4,4,4]"], TOGETHER),
+        ("words", [*IN, "--repaint", "in.png", "extend=[4,4,4,4]"], "--repaint and extend both change a picture: give one of them"),
+        ("words", [*IN, "extend=[4,4]"], f"extend=[4,4]{NOT_FOUR}"),
+        ("words", [*IN, "extend=[0,0,0,0]"], f"extend=[0,0,0,0]{NOT_FOUR}"),
+        ("words", [*IN, "extend=[8,-8,0,0]"], f"extend=[8,-8,0,0]{NOT_FOUR}"),
+        ("words", [*IN, "extend=[0,2,8,0]"], "extend=[0,2,8,0] makes in.png 24 x 18, and it must be square: add 6 pixels more at the top or bottom"),
+        ("words", [*IN, "extend=[900,0,0,900]"], "extend=[900,0,0,900] leaves nothing to paint, or nothing of in.png, in a picture of 16 x 16"),
+        ("words", [*A, "--image", "empty", "extend=[4,4,4,4]"], f"empty: {UNREADABLE}"),
         ("both", [*A, "--image", "in.png"], FROM_WORDS),
         ("words", [*A, "--superres", "words"], "superres must be a MaskGit with cond_image_size, the size of the pictures base makes"),
         ("words", [*A, "--superres", "tokenizer"], "--superres holds a VQGanVAE, and two stages are two MaskGits"),

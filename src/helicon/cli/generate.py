@@ -60,7 +60,9 @@ def generate(
             "its picture.",
         ),
     ] = None,
-    image: Annotated[Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint).")] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint, or extend=...).")
+    ] = None,
     repaint: Annotated[Path | None, typer.Option(help="White where --image is to be painted again.")] = None,
     superres: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn import functional as F
 
 from helicon.config import signature_without
 from helicon.data.dataset import BadFile
-from helicon.data.image import ImageTransform
+from helicon.data.image import ImageTransform, to_channels, to_tensor
 from helicon.metrics.contact_sheet import Sheet, contact_sheet, sheet_of_prompts
 from helicon.models.muse.generate import Decoding, Filler
 from helicon.models.muse.maskgit import MaskGit, some_of
@@ -60,14 +61,17 @@ class PictureMaker:
         repaint: Path | None = None,
         superres: Network | None = None,
         classes: int | str | Sequence[int | str] = (),
+        extend: Sequence[int] | None = None,
         superres_timesteps: int | None = None,
         **options: Any,
     ):
         """
         Args:
             texts, classes: what the pictures shall show: one of each for every picture, or one for all. Classes by name or number.
-            image: the picture to enlarge (super-resolution), or to change (with `repaint`).
+            image: the picture to enlarge (super-resolution), or to change (with `repaint` or `extend`).
             repaint: what is white in this picture is painted again.
+            extend: how many pixels to add to `image` at its left, top, right and bottom, which must make it square; the whole is then
+                scaled to the network's `image_size`.
             superres: enlarges the pictures that `network` makes.
             options: those of `MaskGit.generate`; `superres_timesteps` are the steps of the second stage.
         """
@@ -86,7 +90,7 @@ class PictureMaker:
         for stage in (network.base_maskgit, network.superres_maskgit) if isinstance(network, Muse) else (network,):
             stage.filler = Filler(compile=False)  # to compile takes longer than to make a few sheets
         self.conditions = self._conditions(list(texts), classes, self.options.pop("negative_texts", None))
-        self.options |= self._given_pictures(image, repaint)
+        self.options |= self._given_pictures(image, repaint, extend)
 
     __signature__ = _with_options_of_maskgit(__init__)
 
@@ -157,33 +161,54 @@ class PictureMaker:
         numbers = self.base.class_numbers(classes)
         return [*numbers] if names is None else [names[number] for number in numbers]
 
-    def _given_pictures(self, image: Path | None, repaint: Path | None) -> dict[str, Tensor]:
+    def _given_pictures(
+        self, image: Path | None, repaint: Path | None, extend: Sequence[int] | None
+    ) -> dict[str, Tensor]:
         """The pictures among the options, as `MaskGit.generate` wants them."""
         low_size = self.base.cond_image_size
-        if isinstance(self.network, Muse) and (image is not None or repaint is not None):
+        changes = repaint is not None or extend is not None
+        if isinstance(self.network, Muse) and (image is not None or changes):
             raise ValueError(
                 "a pair of stages starts from words alone: paint with the base run, and enlarge the result with the second run"
             )
-        if low_size is not None and repaint is not None:
-            raise ValueError("this MaskGit enlarges pictures: --repaint is for one that makes them")
+        if low_size is not None and changes:
+            raise ValueError("this MaskGit enlarges pictures: --repaint and extend are for one that makes them")
         if low_size is not None and image is None:
             raise ValueError(
                 "this MaskGit enlarges pictures: give one with --image, or make it the --superres of a base run"
             )
-        if low_size is None and (image is None) != (repaint is None):
+        if low_size is None and (image is not None) != changes:
             raise ValueError(
-                "--image and --repaint belong together: the picture, and one that is white where it is to be painted again"
+                "give --image, the picture, together with --repaint, one that is white where it is to be painted again, or with "
+                "extend=[left,top,right,bottom], the pixels to add to it"
             )
+        if repaint is not None and extend is not None:
+            raise ValueError("--repaint and extend both change a picture: give one of them")
         if image is None:
             return {}
         vae = self.base.vae if self.base.cond_vae is None else self.base.cond_vae
         assert vae is not None
         if low_size is not None:
             return {"cond_images": self._read(image, low_size, vae.channels, at_own_size=True)}
+        if extend is not None:
+            return self._extended(image, extend, vae.channels)
         assert repaint is not None
         size = self.base.image_size
         pixels, region = self._read(image, size, vae.channels), self._read(repaint, size, channels=1)[:, 0] > 0.5
         _check_repaint(image, repaint, region)
+        return {"images": pixels, "repaint": region}
+
+    def _extended(self, path: Path, extend: Sequence[int], channels: int) -> dict[str, Tensor]:
+        """The picture scaled and put where it belongs in one of `image_size`, and the region around it."""
+        size = self.base.image_size
+        picture = _decoded(path, ImageTransform(size, channels))
+        left, top, right, bottom = _scaled_margins(path, extend, size)
+        picture = picture.resize((size - left - right, size - top - bottom), Image.Resampling.BICUBIC)
+        pixels = to_tensor(picture)[None].to(self.base.device)
+        # The edge goes on outwards, so that the tokens inside it, which stay, see no border that is not there.
+        pixels = F.pad(pixels, (left, right, top, bottom), mode="replicate")
+        region = torch.ones(1, size, size, dtype=torch.bool, device=self.base.device)
+        region[:, top : size - bottom, left : size - right] = False
         return {"images": pixels, "repaint": region}
 
     def _read(self, path: Path, size: int, channels: int, at_own_size: bool = False) -> Float[Tensor, "1 c h w"]:
@@ -219,6 +244,34 @@ def _check_repaint(image: Path, repaint: Path, region: Bool[Tensor, "1 h w"]) ->
         )
     if not region.any():
         raise ValueError(f"nothing in {repaint} is white, and so nothing would be painted again")
+
+
+def _decoded(path: Path, transform: ImageTransform) -> Image.Image:
+    try:
+        return to_channels(transform.decode(path, str(path)), transform.channels)
+    except BadFile as error:
+        raise ValueError(str(error)) from error
+
+
+def _scaled_margins(path: Path, extend: Sequence[int], size: int) -> tuple[int, ...]:
+    """The pixels to add to a picture, as pixels of one of `size` that it becomes a part of."""
+    words = f"extend=[{','.join(map(str, extend))}]"
+    if len(extend) != 4 or min(extend) < 0 or not any(extend):
+        raise ValueError(
+            f"{words} must be four numbers of pixels to add, as in extend=[64,64,64,64]: left, top, right, bottom"
+        )
+    left, top, right, bottom = extend
+    width, height = (side + more for side, more in zip(_size(path), (left + right, top + bottom), strict=True))
+    if width != height:
+        missing = abs(width - height)
+        where = "at the top or bottom" if width > height else "at the left or right"
+        raise ValueError(
+            f"{words} makes {path} {width} x {height}, and it must be square: add {missing} pixels more {where}"
+        )
+    margins = tuple(round(pixels * size / width) for pixels in extend)
+    if not any(margins) or margins[0] + margins[2] >= size or margins[1] + margins[3] >= size:
+        raise ValueError(f"{words} leaves nothing to paint, or nothing of {path}, in a picture of {size} x {size}")
+    return margins
 
 
 def _size(path: Path) -> tuple[int, int]:
