@@ -186,10 +186,15 @@ def test_the_default_name_is_a_file_for_one_and_a_folder_for_several(made: Path)
 
 def test_options_reach_the_network(made: Path) -> None:
     options = ["temperature=0.7", "top_k=9", "top_p=0.8", "filter_thres=null", "cond_scale=1.7"]
+    options += ["remove_parallel_component=true", "rescale_phi=0.6"]
     said(made / "words", *A, "-o", "out.obj", *SHORT, *options)
     chosen = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "filter_thres": None, "cond_scale": 1.7}
+    chosen |= {"remove_parallel_component": True, "rescale_phi": 0.6}
     (mesh,) = expected(loaded(made / "words"), "a tall table", seed=0, **chosen)
     assert same("out.obj", mesh)
+    for without in ({"remove_parallel_component": False}, {"rescale_phi": 0.0}):
+        (other,) = expected(loaded(made / "words"), "a tall table", seed=0, **{**chosen, **without})
+        assert not same("out.obj", other)
     said(made / "counting", "-o", "few.obj", *SHORT, "num_faces=4")
     said(made / "counting", "-o", "any.obj", *SHORT)
     (few,), (any_number,) = (
@@ -292,6 +297,7 @@ KINDS = ".glb or .obj or .ply or .stl or .png; a name without an ending is a fol
         ("mute", A, "this MeshTransformer was trained without texts: leave --text out"),
         ("embedded", A, "this MeshTransformer reads embedded texts: call its generate with text_embeds, in Python"),
         ("codes", [], "this MeshTransformer learned from codes, without a tokenizer: it makes no meshes"),
+        ("words", [*A, "rescale_phi=.nan"], "rescale_phi=nan must be a finite number"),
         ("words", ["cond_scale=3"], "cond_scale=3 guides by a text: give one with --text, or leave it out"),
         ("words", [*A, "temperature=-1"], "temperature=-1.0 must not be negative (0 takes the likeliest token)"),
         ("words", [*A, "num_faces=9"], "this MeshTransformer learned nothing of numbers of faces: leave num_faces out"),

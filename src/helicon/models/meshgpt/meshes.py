@@ -70,6 +70,8 @@ class MeshMaker:
         top_p: float | None = None,
         filter_thres: float | None = None,
         cond_scale: float = 1.0,
+        remove_parallel_component: bool = False,
+        rescale_phi: float = 0.0,
     ):
         """
         Args:
@@ -80,13 +82,15 @@ class MeshMaker:
                 whole mesh, of any size.
             num_faces: about how many faces to make, of a network that is conditioned on it.
             max_seq_len: the most tokens of a mesh, those of the prompt among them; by default as many as the network was built for.
-            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn; see `MeshTransformer.generate`.
+            temperature, top_k, top_p, filter_thres, cond_scale, remove_parallel_component, rescale_phi: how tokens are drawn; see
+                `MeshTransformer.generate`.
         """
         assert isinstance(network, MeshTransformer)
         if network.autoencoder is None:
             raise ValueError("this MeshTransformer learned from codes, without a tokenizer: it makes no meshes")
         self.network, self.texts = network, _readable(network, list(texts))
-        if Sampling(temperature, top_k, top_p, filter_thres, cond_scale).is_guided and not self.texts:
+        guidance: dict[str, Any] = {"remove_parallel_component": remove_parallel_component, "rescale_phi": rescale_phi}
+        if Sampling(temperature, top_k, top_p, filter_thres, cond_scale, **guidance).is_guided and not self.texts:
             raise ValueError(f"cond_scale={cond_scale:g} guides by a text: give one with --text, or leave it out")
         self.options: dict[str, Any] = {
             "num_faces": _possible_count(network, num_faces),
@@ -96,6 +100,7 @@ class MeshMaker:
             "top_p": top_p,
             "filter_thres": filter_thres,
             "cond_scale": cond_scale,
+            **guidance,
         }
         self.prompt = None if prompt is None else self._beginning(prompt, keep)
         if prompt is None and keep != 1:
