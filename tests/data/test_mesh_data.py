@@ -1,4 +1,3 @@
-import logging
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from data.meshes import box, content_of, random_mesh, seeded, write
 from helicon.data.dataset import BadFile, unaugmented
 from helicon.data.loader import Loader
 from helicon.data.mesh import MESH_EXTENSIONS, MeshTransform, face_edges, read_mesh
-from helicon.data.mesh_data import DatasetFromTransforms, ReadableMeshes, collate_meshes, custom_collate, mesh_data
+from helicon.data.mesh_data import DatasetFromTransforms, collate_meshes, custom_collate, mesh_data
 from helicon.data.split import split
 
 
-def test_a_folder_with_bad_and_large_files_trains_and_lists_them(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_folder_with_bad_and_large_files_trains_and_lists_them(tmp_path: Path):
     folder = write(tmp_path / "data", "a.obj", "b/c.stl", "b/d.glb", "e.ply")
     write(folder, "large.off", mesh=trimesh.creation.icosphere(1))
     write(folder, "small.off", mesh=trimesh.Trimesh([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
@@ -28,13 +27,6 @@ def test_a_folder_with_bad_and_large_files_trains_and_lists_them(tmp_path: Path,
     assert reasons[str(folder / "large.off")] == "it has 80 faces, more than max_faces=20"
     assert reasons[str(folder / "small.off")] == "it has 1 faces, fewer than min_faces=2"
     assert len(reasons) == 3 and sorted(loader.bad) == sorted(reasons)
-    with caplog.at_level(logging.WARNING):
-        kept = ReadableMeshes(data)
-    assert list(kept.keys) == ["a.obj", "b/c.stl", "b/d.glb", "e.ply"] and "3 of 7 meshes are left out" in caplog.text
-    assert {error.path: error.reason for error in kept.dropped} == reasons
-    assert not torch.equal(seeded(kept, 0)["vertices"], seeded(unaugmented(kept), 0)["vertices"])
-    with pytest.raises(ValueError, match=r"none of the 7 meshes can be used, for example .*a.obj: it has 12 faces"):
-        ReadableMeshes(mesh_data(folder, MeshTransform(max_faces=3, min_faces=2)))
 
 
 def test_captions_beside_files_in_folder_names_and_in_a_manifest(tmp_path: Path):

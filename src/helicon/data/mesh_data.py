@@ -6,7 +6,6 @@ asked for; `collate_meshes` pads them to batches. v vertices, f faces, n corners
 
 import dataclasses
 import io
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from helicon.data.collate import Batch, collate
-from helicon.data.dataset import BadFile, View, read, unaugmented
+from helicon.data.dataset import BadFile, View
 from helicon.data.fields import TEXT, Field, Routed
 from helicon.data.files import Files, find_files, read_manifest
 from helicon.data.mesh import MESH_EXTENSIONS, PADDING, MeshTransform, checked_mesh, read_mesh
 from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
-from helicon.data.seeds import seeded_generator
-from helicon.data.split import Subset
-
-logger = logging.getLogger(__name__)
 
 
 class MeshFiles(Dataset[dict[str, Tensor]]):
@@ -130,28 +125,6 @@ class CaptionedMeshes(View):
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         return {**sample, "texts": self.captions[index]}
-
-
-class ReadableMeshes(Subset):
-    """The meshes that can be read and have as many faces as asked for, found by reading all of them once.
-
-    `dropped` tells of the others, each with its reason. (Without this they are skipped when their turn comes, each epoch.)
-    """
-
-    def __init__(self, dataset: Any):
-        plain, kept = unaugmented(dataset), []
-        self.dropped: list[BadFile] = []
-        for index in range(len(dataset)):
-            try:
-                read(plain, index, seeded_generator("readable", index))
-                kept.append(index)
-            except BadFile as error:
-                self.dropped.append(error)
-        if not kept:
-            raise ValueError(f"none of the {len(dataset)} meshes can be used, for example {self.dropped[0]}")
-        if self.dropped:
-            logger.warning("%d of %d meshes are left out, first %s", len(self.dropped), len(dataset), self.dropped[0])
-        super().__init__(dataset, kept)
 
 
 def mesh_data(
