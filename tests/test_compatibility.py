@@ -164,7 +164,7 @@ SURFACE |= {
         "rvq_stochastic_sample_codes sageconv_kwargs commit_loss_weight bin_smooth_blur_sigma attn_encoder_depth "
         "attn_decoder_depth local_attn_kwargs local_attn_window_size linear_attn_kwargs use_linear_attn pad_id flash_attn "
         "attn_dropout ff_dropout resnet_dropout checkpoint_quantizer quads",
-        "device encode quantize decode decode_from_codes_to_faces tokenize forward",
+        "device save load init_and_load encode quantize decode decode_from_codes_to_faces tokenize forward",
     ),
     "MeshTransformer": (
         "autoencoder dim max_seq_len flash_attn attn_depth attn_dim_head attn_heads attn_kwargs cross_attn_num_mem_kv dropout "
@@ -172,7 +172,7 @@ SURFACE |= {
         "gateloop_use_heinsen fine_attn_depth fine_attn_dim_head fine_attn_heads fine_cross_attend_text pad_id num_sos_tokens "
         "condition_on_text text_cond_with_film text_condition_model_types text_condition_model_kwargs "
         "text_condition_cond_drop_prob quads",
-        "device embed_texts generate forward forward_on_codes",
+        "device save load init_and_load embed_texts generate forward forward_on_codes",
     ),
     "DatasetFromTransforms": ("folder transforms data_kwargs augment_fn", ""),
     "custom_collate": ("data pad_id", ""),

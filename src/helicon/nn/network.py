@@ -138,6 +138,11 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
         self.load_own_state(state)
         self.source, self.source_sha256 = folder.resolve(), sha256(folder / WEIGHTS_FILE)
 
+    @classmethod
+    def init_and_load(cls, path: str | Path) -> Any:
+        """`from_pretrained`, by the name another package has for it."""
+        return cls.from_pretrained(path)
+
     def _foreign_tensors(self) -> set[int]:
         lent = [self.arguments.get(key) for key in self.unsaved_arguments]
         modules = [value for value in [*self.stages().values(), *lent] if isinstance(value, nn.Module)]

@@ -13,6 +13,7 @@ from helicon.data.mesh_data import collate_meshes
 from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.models.meshgpt.autoencoder import LossBreakdown, MeshAutoencoder, Reconstruction, blurred_cross_entropy
 from helicon.models.meshgpt.graph import neighbour_table
+from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.nn.network import load_network
 
 QUANTIZERS: dict[str, dict[str, Any]] = {
@@ -137,8 +138,10 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str):
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path):
     autoencoder, batch = stirred(tiny(**ATTENTION)).eval(), meshes()
     autoencoder.save_pretrained(tmp_path / "saved")
-    loaded = load_network(tmp_path / "saved")
-    torch.testing.assert_close(loaded(**batch), autoencoder(**batch), rtol=0, atol=0)
+    for loaded in (load_network(tmp_path / "saved"), MeshAutoencoder.init_and_load(tmp_path / "saved")):
+        torch.testing.assert_close(loaded(**batch), autoencoder(**batch), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="holds a MeshAutoencoder, not a MeshTransformer"):
+        MeshTransformer.init_and_load(tmp_path / "saved")
 
 
 # ---------------------------------------------------------------------------------------------- codes
@@ -435,6 +438,7 @@ def test_mixed_precision_trains_on_a_cpu(kind: str, route: str):
 COMPILED = """
 import sys, warnings
 import torch
+from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
 
 warnings.simplefilter("error")
