@@ -47,6 +47,37 @@ def test_parts_are_turned_each_for_itself():
     assert mesh_report(both) == MeshReport(24, 14, 0, 0, 1, False)
 
 
+def shell(side: float, centre: tuple[float, float, float] = (0, 0, 0)) -> Tensor:
+    """The triangles of a cube, from outside."""
+    box = trimesh.creation.box()
+    return side * torch.tensor(np.array(box.vertices[box.faces]), dtype=torch.float32) + torch.tensor(centre)
+
+
+def test_the_shell_of_a_cavity_looks_inward_and_a_thing_inside_stays_one():
+    hollow = torch.cat([shell(4), shell(2).flip(1)])
+    hollow[::5] = hollow[::5].flip(1)  # a few faces of each are wound against the others
+    assert volume(assembled(hollow)) == pytest.approx(64 - 8)
+    assert volume(assembled(torch.cat([hollow, shell(1)]))) == pytest.approx(64 - 8 + 1)
+    assert volume(assembled(torch.cat([shell(4).flip(1), shell(2)]))) == pytest.approx(
+        64 + 8
+    )  # what is outermost is turned
+    assert mesh_report(assembled(hollow)).watertight
+
+
+def test_what_is_in_the_box_of_another_and_not_inside_it_looks_outward():
+    """A cube in the notch of an L, and one that sticks out."""
+    outline = torch.tensor([[0, 0], [4, 0], [4, 2], [2, 2], [2, 4], [0, 4]], dtype=torch.float32)
+    bottom, top = (torch.cat([outline, torch.full((6, 1), height)], dim=1) for height in (0.0, 4.0))
+    fan = torch.tensor([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 5]])
+    ahead, above = bottom.roll(-1, dims=0), top.roll(-1, dims=0)
+    sides = torch.cat([torch.stack([bottom, ahead, above], dim=1), torch.stack([bottom, above, top], dim=1)])
+    notched = torch.cat([top[fan], bottom[fan].flip(1), sides])
+    beside = shell(1, (3, 3, 2)).flip(1)
+    assert volume(assembled(torch.cat([notched, beside]))) == pytest.approx(12 * 4 + 1)
+    sticking_out = shell(2, (0, 1, 2)).flip(1)
+    assert volume(assembled(torch.cat([notched, sticking_out]))) == pytest.approx(12 * 4 + 8)
+
+
 def test_an_open_sheet_is_wound_as_most_of_it_was():
     steps = torch.arange(6.0)
     low, high = torch.stack([steps, 0 * steps, 0 * steps], 1), torch.stack([steps, 1 + 0 * steps, 0 * steps], 1)

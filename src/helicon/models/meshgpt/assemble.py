@@ -59,7 +59,8 @@ def assembled(coords: Float[Tensor, "f n 3"], mask: Bool[Tensor, "f"] | None = N
     """The mesh of the faces that `mask` keeps: equal corners are one vertex, and faces look one way.
 
     Faces of no area and those that are there twice are dropped. Where faces join at edges of two, they are turned to be
-    wound alike: outward if they enclose a volume, else as most of their area is. Vertices stand in (z, y, x) order, faces from
+    wound alike: outward if they enclose a volume, else as most of their area is. (So is a closed part inside another, as the
+    shell of a cavity looks inward, and that of a thing outward.) Vertices stand in (z, y, x) order, faces from
     their lowest corner on, in order, as those of `tidy` do.
     """
     coords = (coords if mask is None else coords[mask]).detach().double().cpu()
@@ -135,9 +136,11 @@ def _wound_alike(vertices: Float[Tensor, "v 3"], faces: Int[Tensor, "f n"]) -> I
     volumes, areas = _volumes(corners).tolist(), _area_vectors(corners).norm(dim=-1).tolist()
     is_turned = [False] * len(faces)
     parts = [*_parts(len(faces), edges)]
-    are_open = _open_parts(parts, edges)
+    as_given = _open_parts(parts, edges)
+    closed = {number: part for number, part in enumerate(parts) if number not in as_given}
+    as_given |= _enclosed_parts(closed, corners)
     for number, part in enumerate(parts):
-        amounts = areas if number in are_open else volumes
+        amounts = areas if number in as_given else volumes
         is_wrong = sum(-amounts[face] if turned else amounts[face] for face, turned in part.items()) < 0
         for face, turned in part.items():
             is_turned[face] = turned != is_wrong
@@ -174,6 +177,35 @@ def _open_parts(parts: Sequence[Mapping[int, bool]], edges: Edges) -> set[int]:
     part_of = {face: number for number, part in enumerate(parts) for face in part}
     counts = (Counter(part_of[side.face] for side in sides) for sides in edges.values())
     return {part for count in counts for part, met in count.items() if met != 2}
+
+
+def _enclosed_parts(parts: Mapping[int, Mapping[int, bool]], corners: Float[Tensor, "f n 3"]) -> set[int]:
+    """Those of closed parts that lie inside another: its box is around theirs, and it winds around a corner of theirs."""
+    boxes = [(corners[[*part]].amin(dim=(0, 1)), corners[[*part]].amax(dim=(0, 1))) for part in parts.values()]
+    if len(boxes) < 2:
+        return set()
+    low, high = (torch.stack(ends) for ends in zip(*boxes, strict=True))
+    is_around = ((low < low[:, None]) & (high > high[:, None])).all(dim=-1)
+    numbers = [*parts]
+    pairs = [(numbers[inner], numbers[outer]) for inner, outer in is_around.nonzero().tolist()]
+    return {
+        inner for inner, outer in pairs if _winds_around(parts[outer], corners, corners[next(iter(parts[inner])), 0])
+    }
+
+
+def _winds_around(part: Mapping[int, bool], corners: Float[Tensor, "f n 3"], point: Float[Tensor, "3"]) -> bool:
+    """Whether the angles under which the faces of a closed part are seen make a whole sphere (van Oosterom and Strackee, 1983)."""
+    seen = corners[[*part]] - point
+    signs = 1 - 2 * torch.tensor([*part.values()], dtype=seen.dtype)
+    angles = torch.zeros_like(signs)
+    for last in range(2, seen.shape[1]):
+        a, b, c = seen[:, 0], seen[:, last - 1], seen[:, last]
+        far_a, far_b, far_c = a.norm(dim=-1), b.norm(dim=-1), c.norm(dim=-1)
+        spread = far_a * far_b * far_c + (a * b).sum(-1) * far_c + (b * c).sum(-1) * far_a + (c * a).sum(-1) * far_b
+        angles += 2 * torch.atan2((a * torch.linalg.cross(b, c)).sum(-1), spread)
+    return bool(
+        (signs * angles).sum().abs() > 3 * torch.pi
+    )  # 4 pi inside, nothing outside, 2 pi or less on the surface
 
 
 def _triangles(faces: NDArray[np.int64]) -> NDArray[np.int64]:
