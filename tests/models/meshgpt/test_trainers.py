@@ -1,4 +1,6 @@
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,43 @@ class Own(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return tuple(column[index] for column in self.columns)
+
+
+TWO_PROCESSES = """
+import os, sys
+import torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from models.meshgpt.test_trainers import learned
+
+for name in ("autoencoder", "compact"):
+    state = learned(name, processes=2)
+    for key, value in state.items():
+        both = [torch.empty_like(value) for _ in range(2)]
+        dist.all_gather(both, value)
+        assert torch.equal(both[0], both[1]), key
+    if dist.get_rank() == 0:
+        torch.save(state, f"{name}.pt")
+dist.barrier()
+os._exit(0)  # gloo's threads do not always end in order
+"""
+
+
+OWN_LOSS = {"commit_loss_weight": 0.0}  # the entropy of codes is that of the meshes of one process, not a sum over them
+
+
+def learned(name: str, processes: int) -> dict[str, Tensor]:
+    """The weights after three steps with four meshes each, of different numbers of faces."""
+    options = {**LONG, "num_train_steps": 3, "batch_size": 4 // processes, "max_grad_norm": None, "valid_frac": 0.0}
+    # With a larger eps than usual: or steps would hardly depend on the size of gradients.
+    options |= {"optimizer": "adam", "optimizer_kwargs": {"eps": 1e-2}, "results_folder": f"{name}-of-{processes}"}
+    trainer: Any = (
+        MeshAutoencoderTrainer(autoencoder(**OWN_LOSS), furniture(12), **options)
+        if name == "autoencoder"
+        else MeshTransformerTrainer(transformer(compact()), furniture(12), **options)
+    )
+    for _ in range(3):
+        trainer.train_step()
+    return {key: value.clone() for key, value in trainer.unwrapped_model.own_state().items()}
 
 
 SAMPLES = [furniture(8)[index] for index in range(8)]
@@ -386,3 +425,18 @@ def test_a_transformer_is_built_on_a_run_on_keywords_or_on_nothing() -> None:
         ValueError, match=r"model\.autoencoder='transformer' holds a MeshTransformer, not a MeshAutoencoder"
     ):
         build_mesh_transformer(TRANSFORMER, autoencoder="transformer")
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Each has meshes of other numbers of faces: a face, or a token, must count the same whichever process it is in."""
+    script = tmp_path / "two_processes.py"
+    script.write_text(TWO_PROCESSES)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run([*launch, str(script), str(Path(__file__).parents[2])], check=True, timeout=600)
+    for name in ("autoencoder", "compact"):
+        alone, first = learned(name, processes=1), torch.load(f"{name}.pt")
+        before = (autoencoder(**OWN_LOSS) if name == "autoencoder" else transformer(compact())).own_state()
+        assert max(float((alone[key] - value).abs().max()) for key, value in before.items()) > 1e-4, "it learned"
+        for key, value in alone.items():
+            torch.testing.assert_close(first[key], value, atol=1e-6, rtol=1e-3, msg=key)
