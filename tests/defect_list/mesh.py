@@ -356,8 +356,8 @@ DEFECTS = [
         (
             Edit(
                 MESH_DATA,
-                "logger = logging.getLogger(__name__)\n",
-                "logger = logging.getLogger(__name__)\nKEPT: dict[int, Path] = {}\n",
+                "class MeshFiles(",
+                "KEPT: dict[int, Path] = {}\n\n\nclass MeshFiles(",
             ),
             Edit(
                 MESH_DATA,
