@@ -36,7 +36,7 @@ class Family(TokenModel):
     def token_logits(self, hidden, index):
         return hidden @ self.heads.index_select(0, (index % 2)[None])[0]
 
-    def allowed_tokens(self, index):
+    def allowed_tokens(self, index, drawn):
         tokens = torch.arange(VOCABULARY, device=index.device)
         return (tokens != EOS) | (index % 2 == 0)
 
@@ -60,7 +60,7 @@ class StreamedFamily(TokenModel):
     def token_logits(self, hidden, index):
         return torch.einsum("rd,kdv->rkv", hidden, self.heads)
 
-    def allowed_tokens(self, index):
+    def allowed_tokens(self, index, drawn):
         is_blank = torch.arange(VOCABULARY, device=index.device) == BLANK
         if self.shared_rules:
             return ~is_blank
@@ -90,7 +90,7 @@ class InnerFamily(TokenModel):
     def stream_logits(self, hidden, stream):
         return hidden @ self.heads[stream]
 
-    def allowed_tokens(self, index):
+    def allowed_tokens(self, index, drawn):
         token = torch.arange(VOCABULARY, device=index.device)
         is_first = (torch.arange(STREAMS, device=index.device) == 0)[:, None]
         return (token != EOS) | (is_first & (index > 0))
@@ -105,10 +105,19 @@ class InnerFamily(TokenModel):
 class PickyFamily(InnerFamily):
     """What may be drawn differs by row: in the first, a stream may only draw its own number."""
 
-    def allowed_tokens(self, index):
+    def allowed_tokens(self, index, drawn):
         token = torch.arange(VOCABULARY, device=index.device)
         own = token == torch.arange(STREAMS, device=index.device)[:, None]
         return torch.stack([own, *[torch.ones_like(own)] * 2])
+
+
+class SteppingFamily(Family):
+    """A token is one or two above the one before it; the first may be any."""
+
+    def allowed_tokens(self, index, drawn):
+        before = drawn.index_select(1, (index - 1).clamp(min=0)[None])
+        step = (torch.arange(VOCABULARY, device=index.device) - before) % VOCABULARY
+        return ((step == 1) | (step == 2) | (index == 0))[:, None]
 
 
 def build(kind: type = Family, **options) -> TokenModel:
@@ -153,7 +162,7 @@ def naive(
         guided = guide(*logits, sampling.cond_scale) if sampling.is_guided else logits[0]
         uniform = torch.rand(guided.shape, generator=generator) if sampling.temperature else torch.zeros_like(guided)
         unguided = Sampling(**{**vars(sampling), "cond_scale": 1.0})
-        allowed = family.allowed_tokens(torch.tensor(index))
+        allowed = family.allowed_tokens(torch.tensor(index), tokens)
         if family.streams == 1:
             token = unguided.token(guided, uniform, allowed)
         else:
@@ -279,7 +288,7 @@ def naive_in_turn(family: InnerFamily, prompt: Prompt, count: int, sampling: Sam
                 hidden = family.transformer(torch.cat([embeddings, *new], dim=1), **given)
                 logits.append(family.logits_of(hidden[:, -1], drawn, given))
             guided = guide(*logits, sampling.cond_scale) if sampling.is_guided else logits[0]
-            allowed = family.allowed_tokens(torch.tensor(index))[..., stream, :]
+            allowed = family.allowed_tokens(torch.tensor(index), tokens)[..., stream, :]
             drawn = torch.cat((drawn, unguided.token(guided, uniform[:, stream], allowed)[:, None]), dim=1)
         tokens = torch.cat((tokens, drawn[:, None]), dim=1)
     rows = tokens.tolist()
@@ -320,6 +329,12 @@ def test_what_is_allowed_may_differ_by_row():
     tokens = Decoder(family)(prompt, max_new_tokens=7, seed=0).tokens
     assert tokens[0].tolist() == [[0, 1, 2]] * 7
     assert tokens[1:].unique().numel() > STREAMS
+
+
+@torch.no_grad()
+def test_what_is_allowed_may_depend_on_what_was_drawn():
+    tokens = Decoder(build(SteppingFamily))(prompt_for({}, 3), max_new_tokens=12, seed=0).tokens
+    assert set((tokens.diff(dim=1) % VOCABULARY).flatten().tolist()) == {1, 2} and len(tokens[:, 0].unique()) > 1
 
 
 @torch.no_grad()

@@ -70,9 +70,12 @@ class TokenModel(nn.Module):
         raise NotImplementedError
 
     def allowed_tokens(
-        self, index: Int[Tensor, ""]
+        self, index: Int[Tensor, ""], drawn: Int[Tensor, "b t *k"]
     ) -> Bool[Tensor, "v"] | Bool[Tensor, "k v"] | Bool[Tensor, "b k v"] | None:
-        """Which tokens may stand at new token number `index`, where not all may (an end only at the end of a frame)."""
+        """Which tokens may stand at new token number `index`, where not all may (an end only at the end of a frame).
+
+        `drawn[:, :index]` are the new tokens before it; what is behind them means nothing.
+        """
         return None
 
 
@@ -320,14 +323,17 @@ class _Session:
         self.lengths += ~self.finished
         self.index += 1
 
+    def _allowed(self) -> Bool[Tensor, "..."] | None:
+        return self.model.allowed_tokens(self.index, self._as_model_sees(self.tokens))
+
     def _tokens_at_once(self, hidden: Float[Tensor, "r d"]) -> Int[Tensor, "b k"]:
         logits = self.model.token_logits(hidden, self.index)
         if self.model.streams == 1:
             logits = logits[:, None]
-        return self.choose(self.sampling, logits, self.noise, self.model.allowed_tokens(self.index))
+        return self.choose(self.sampling, logits, self.noise, self._allowed())
 
     def _tokens_in_turn(self, hidden: Float[Tensor, "r d"], beside: dict[str, Any] | None) -> Int[Tensor, "b k"]:
-        model, cache, allowed = self.model, self.inner_cache, self.model.allowed_tokens(self.index)
+        model, cache, allowed = self.model, self.inner_cache, self._allowed()
         assert model.inner is not None and cache is not None
         cache.reset()
         cache.is_fresh = beside is not None  # a step after the first has the context in the cache

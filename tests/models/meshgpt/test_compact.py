@@ -7,8 +7,9 @@ from torch import Tensor
 from helicon.data.mesh import Mesh, dequantize_coordinates, tidy
 from helicon.data.mesh_data import collate_meshes
 from helicon.data.synthetic_meshes import SyntheticMeshes
-from helicon.models.meshgpt.compact import MOST_TOKENS_PER_FACE, CompactMeshTokenizer
+from helicon.models.meshgpt.compact import MOST_TOKENS_PER_FACE, RECENT, CompactMeshTokenizer, may_follow
 from helicon.nn.network import load_network, same_network, sha256
+from models.meshgpt.tiny import compact, transformer
 
 # On the grid of 128: a square in its first block, a tip above it, and a vertex in the block at the other end of the row.
 CORNERS = {"a": (0, 0, 0), "b": (5, 0, 0), "c": (5, 5, 0), "d": (0, 5, 0), "e": (2, 2, 9), "x": (100, 0, 0)}
@@ -190,3 +191,68 @@ def test_mistakes_are_said_in_a_sentence():
     for wrong in ((1, 1), (2048, 8), (100, 8), (128, 0)):
         with pytest.raises(ValueError, match=f"num_discrete_coors={wrong[0]}, blocks_per_side={wrong[1]}"):
             CompactMeshTokenizer(*wrong)
+
+
+# ---------------------------------------------------------------------------------------------- what may follow what
+
+
+def makes_sense(codes: list[int], tokenizer: CompactMeshTokenizer) -> bool:
+    """A patch first; behind each block an offset; three vertices or more in each patch. The end is a token, too."""
+    kinds = ["bPo"[min(code // tokenizer.num_blocks, 2)] for code in codes if code < tokenizer.codebook_size]
+    patches = "".join(kinds).split("P")
+    is_whole = len(kinds) < len(codes)
+    return (
+        patches[0] == ""
+        and len(patches) > is_whole
+        and all(
+            "bb" not in patch
+            and patch[:1] != "b"
+            and ((patch.count("o") >= 3 and patch[-1] == "o") or (number == len(patches) - 1 and not is_whole))
+            for number, patch in enumerate(patches[1:], 1)
+        )
+    )
+
+
+def allowed_after(codes: list[int], tokenizer: CompactMeshTokenizer) -> Tensor:
+    recent = torch.tensor([[*[-1] * RECENT, *codes][-RECENT:]])
+    return may_follow(recent, tokenizer.num_blocks, tokenizer.codebook_size + 1)[0]
+
+
+def test_exactly_what_makes_sense_may_follow():
+    """All sequences of up to eight tokens of a tokenizer that has one block and eight offsets, of which two are enough."""
+    tokenizer, alphabet = CompactMeshTokenizer(2, 1), (0, 1, 2, 9, 10)
+    assert tokenizer.codebook_size == 10
+    sequences: list[list[int]] = [[]]
+    for _ in range(8):
+        longer = []
+        for codes in sequences:
+            allowed = allowed_after(codes, tokenizer)
+            assert {token for token in alphabet if makes_sense([*codes, token], tokenizer)} == {
+                token for token in alphabet if allowed[token]
+            }, codes
+            longer += [[*codes, token] for token in (0, 1, 2) if allowed[token]]
+        sequences = longer
+    assert len(sequences) > 20
+
+
+def test_every_mesh_may_be_drawn():
+    tokenizer = CompactMeshTokenizer(12, 3)
+    for seed in range(10):
+        mesh = soup(13, 40, 12, seed)
+        codes = [*tokenizer.tokenize(mesh.vertices, mesh.faces).tolist(), tokenizer.codebook_size]
+        assert makes_sense(codes, tokenizer)
+        assert all(allowed_after(codes[:place], tokenizer)[code] for place, code in enumerate(codes))
+
+
+@torch.no_grad()
+def test_only_what_makes_sense_is_drawn():
+    """By a network that has learned nothing, behind prompts that end in the middle of a patch, and behind none."""
+    tokenizer = compact()
+    network = transformer(tokenizer)
+    begin, offset = tokenizer.num_blocks + 5, 2 * tokenizer.num_blocks + 7
+    prompt = torch.full((4, 5), -1)
+    for row, codes in enumerate(([], [begin], [begin, offset, offset + 1], [begin, offset, 3])):
+        prompt[row, : len(codes)] = torch.tensor(codes, dtype=torch.long)
+    for codes in network.generate(prompt, return_codes=True, max_seq_len=60, seed=0, filter_thres=0).tolist():
+        found = [code for code in codes if code >= 0]
+        assert len(found) > 3 and makes_sense(found, tokenizer)

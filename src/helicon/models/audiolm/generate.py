@@ -70,7 +70,7 @@ class _Semantic(TokenModel):
     def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
         return self.to_logits(hidden)
 
-    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"]:
+    def allowed_tokens(self, index: Int[Tensor, ""], drawn: Int[Tensor, "b t"]) -> Bool[Tensor, "v"]:
         """(Something is made before it ends: nothing has no sound.)"""
         is_token = torch.arange(self.vocabulary, device=index.device) < self.vocabulary - 1
         return is_token | (index > 0)
@@ -90,7 +90,7 @@ class _Flat(TokenModel):
     def token_logits(self, hidden: Float[Tensor, "r d"], index: Int[Tensor, ""]) -> Float[Tensor, "r v"]:
         return self.codes.logits_of_one(hidden, index)
 
-    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "v"] | None:
+    def allowed_tokens(self, index: Int[Tensor, ""], drawn: Int[Tensor, "b t"]) -> Bool[Tensor, "v"] | None:
         if self.vocabulary == self.codes.codebook_size:
             return None
         is_code = torch.arange(self.vocabulary, device=index.device) < self.codes.codebook_size

@@ -33,6 +33,8 @@ from helicon.nn.network import Network
 
 MOST_TOKENS_PER_FACE = 6  # so 4,000 faces are at most 24,000 tokens; of real meshes, with 2.4 a face, about 9,600
 
+RECENT = 4  # how many tokens tell what may follow: as many as a patch of two vertices has at most
+
 Face = tuple[int, int, int]
 Patch = list[int]  # the centre, then the vertices around it
 Neighbours = dict[tuple[int, int], list[int]]
@@ -155,6 +157,21 @@ class CompactMeshTokenizer(Network):
         places = self.places_per_block_side * _unflattened(blocks, self.blocks_per_side)
         places = places + _unflattened(offsets, self.places_per_block_side)
         return undiscretize(torch.from_numpy(places[_faces_of(patches, places)]), self.num_discrete_coors, CUBE)
+
+
+def may_follow(recent: Int[Tensor, "b n"], num_blocks: int, vocabulary: int) -> Bool[Tensor, "b v"]:
+    """Which tokens make sense behind the last `RECENT` of a sequence (-1 before its beginning); the end is the last of all.
+
+    A patch comes first, an offset behind each block, and a patch, which has at least three vertices, behind one that has them.
+    """
+    token = torch.arange(vocabulary, device=recent.device)
+    is_end, is_offset = token == vocabulary - 1, (token >= 2 * num_blocks) & (token < vocabulary - 1)
+    begins = (token >= num_blocks) & (token < 2 * num_blocks)
+    last, offsets = recent[:, -1:], recent >= 2 * num_blocks
+    vertices = offsets.flip(1).cumsum(dim=1).flip(1)  # from each token on
+    is_short = ((recent >= num_blocks) & ~offsets & (vertices < 3)).any(dim=1, keepdim=True)
+    after_vertex = ~((begins | is_end) & is_short)
+    return torch.where(last < 0, begins, torch.where(last < 2 * num_blocks, is_offset, after_vertex))
 
 
 def _flattened(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """How a MeshTransformer draws meshes: a step of the loop (nn/decode.py) is a face, its tokens drawn one after the other.
 
-Letters: b batch, r rows of the transformer (2 b under guidance), f faces, k tokens of a face, d features of a face, e of a token, v logits.
+Letters: b batch, r rows of the transformer (2 b under guidance), f faces, k tokens of a face, d features of a face, e of a token, v logits,
+n tokens before a new one.
 """
 
 import itertools
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
+from helicon.models.meshgpt.compact import RECENT, CompactMeshTokenizer, may_follow
 from helicon.models.meshgpt.layers import PAD, Condition, filmed
 from helicon.models.meshgpt.transformer import MeshTransformer
 from helicon.nn.capture import evaluating
@@ -42,19 +45,26 @@ class Asked:
 
 
 class _Faces(TokenModel):
-    """The end can only stand in the place of a face's first token, and not where there is no face yet: nothing is no mesh."""
+    """The end can only stand in the place of a face's first token, and not where there is no face yet: nothing is no mesh.
+
+    Compact tokens follow each other as `compact.may_follow` says."""
 
     film: Tensor | None  # [r, 2, d]
     is_empty: Tensor  # [b], rows without a prompt
+    recent: Tensor  # [b, RECENT], the last tokens of the prompt
 
     def __init__(self, network: MeshTransformer):
         super().__init__()
         self.transformer, self.inner, self.tokens = network.coarse, network.fine, network.tokens
         self.streams, self.vocabulary = network.tokens_per_face, network.codebook_size + 1
+        tokenizer = network.autoencoder
+        self.num_blocks = tokenizer.num_blocks if isinstance(tokenizer, CompactMeshTokenizer) else None
 
-    def begin(self, film: Float[Tensor, "r 2 d"] | None, is_empty: Bool[Tensor, "b"]) -> None:
+    def begin(
+        self, film: Float[Tensor, "r 2 d"] | None, is_empty: Bool[Tensor, "b"], recent: Int[Tensor, "b n"]
+    ) -> None:
         """What a call has of its own; kept where it was before, if it fits: captured graphs read it there."""
-        for name, value in {"film": film, "is_empty": is_empty}.items():
+        for name, value in {"film": film, "is_empty": is_empty, "recent": recent}.items():
             kept = self.__dict__.get(name)
             if kept is not None and value is not None and (kept.shape, kept.device) == (value.shape, value.device):
                 kept.copy_(value)
@@ -76,7 +86,11 @@ class _Faces(TokenModel):
     def stream_logits(self, hidden: Float[Tensor, "r e"], stream: int) -> Float[Tensor, "r v"]:
         return self.tokens.to_logits(hidden)
 
-    def allowed_tokens(self, index: Int[Tensor, ""]) -> Bool[Tensor, "b k v"]:
+    def allowed_tokens(self, index: Int[Tensor, ""], drawn: Int[Tensor, "b t *k"]) -> Bool[Tensor, "b k v"]:
+        if self.num_blocks is not None:
+            places = index + torch.arange(RECENT, device=index.device)
+            recent = torch.cat((self.recent, drawn), dim=1).index_select(1, places)
+            return may_follow(recent, self.num_blocks, self.vocabulary)[:, None]
         is_end = torch.arange(self.vocabulary, device=index.device) == self.vocabulary - 1
         is_first = torch.arange(self.streams, device=index.device) == 0
         may_end = is_first & ((index > 0) | ~self.is_empty[:, None])
@@ -111,7 +125,7 @@ def draw(
     if shortest == max_faces:
         return known[:, :max_faces]
     decoder, conditioned = decoder_of(network), _prompt(network, known, asked)
-    decoder.model.begin(conditioned.film, lengths == 0)  # type: ignore[operator]
+    decoder.model.begin(conditioned.film, lengths == 0, _recent(known))  # type: ignore[operator]
     made = decoder(
         conditioned.prompt,
         max_new_tokens=max_faces - shortest,
@@ -154,6 +168,12 @@ def filters(
             raise ValueError(f"filter_kwargs: {name} does not know {keyword}, but {', '.join(meanings[name])}")
         found |= meanings[name][keyword](value)
     return found
+
+
+def _recent(known: Int[Tensor, "b f k"]) -> Int[Tensor, "b n"]:
+    """The last tokens of each row, -1 where there are not as many."""
+    flat = F.pad(known.flatten(1), (RECENT, 0), value=PAD)
+    return left_packed(flat.flip(1), flat.flip(1) >= 0, PAD)[:, :RECENT].flip(1)
 
 
 @dataclass(frozen=True)
