@@ -208,7 +208,7 @@ def test_classes_and_nothing_at_all(made: Path) -> None:
     said(made / "named", "classes=[red fox,0]", "-o", "named", FAST)
     lines = [json.loads(line) for line in Path("named/manifest.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["red fox", "owl"]
-    for alone in ("classes=1", "classes=red fox"):
+    for alone in ("classes=1", "classes=red fox", "classes=red_fox"):
         said(made / "named", alone, "-o", "alone.jpg", FAST)
     assert "a sheet of 3" in said(made / "alone", "--samples", "3", "-o", "alone.png", FAST)
     said(made / "pairs", "--text", "a", "classes=[1,2]", "-o", "pairs", FAST)

@@ -245,8 +245,9 @@ class MaskGit(Network):
         names, table = self.class_names or [], self.transformer.class_emb
         if table is None:
             raise ValueError("this MaskGit has no classes: leave them out, or build its transformer with num_classes")
-        if str(given) in names:  # a number, too, may be the name of a folder
-            return names.index(str(given))
+        for name in (str(given), str(given).replace("_", " ")):  # a number, too, may be the name of a folder
+            if name in names:
+                return names.index(name)
         last = table.num_embeddings - 1
         if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= last:
             return given

@@ -127,7 +127,9 @@ class Transformer(TextConditioned, Guided):
         self.cond_emb = None if cond_num_tokens is None else CodeVectors(cond_num_tokens, dim)
         self.class_emb = None if num_classes is None else nn.Embedding(num_classes, dim)
         if not self.condition_on_text and (t5_name is not None or text_embed_dim is not None):
-            raise ValueError("t5_name and text_embed_dim belong to condition_on_text=True")
+            raise ValueError(
+                "t5_name and text_embed_dim belong to condition_on_text=True: set that, or leave them out (t5_name=null in a recipe)"
+            )
         if t5_name is not None and text_embed_dim is not None:
             raise ValueError(f"t5_name={t5_name!r} reads texts, and text_embed_dim says they come embedded: give one")
         self._build_text(dim, t5_name, text_embed_dim, self.condition_on_text)
