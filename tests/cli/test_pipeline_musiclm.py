@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
+import transformers
 from typer.testing import CliRunner, Result
 
 import helicon
@@ -20,13 +21,20 @@ from helicon.config import ConfigError, load_recipe
 from helicon.data.tokens import TokenCache
 from helicon.engine.checkpoint import folder_name
 from helicon.engine.trainer import Trainer
+from helicon.models.soundstream.codecs import EncodecWrapper
+from helicon.nn.network import same_network
 from models.musiclm.tiny import mulan
+from models.soundstream.tiny import tiny as tiny_codec
 
-TINY = [
+COMMAND = ["pipeline", "musiclm", "--data", "sounds", "-o", "out", "--size", "debug", "--seconds", "0.25"]
+QUICK = [
     *("num_train_steps=2", "batch_size=2", "log_every=1", "save_model_every=1", "save_results_every=2"),
-    *("valid_frac=0.4", "codec.model.use_local_attn=false", "codec.model.discr_windows=[]"),
+    *("valid_frac=0.4", "kmeans.clusters=8", "conditioner.quantizers=2", "tokens.workers=0"),
+]
+TINY = [
+    *QUICK,
+    *("codec.model.use_local_attn=false", "codec.model.discr_windows=[]"),
     *("codec.model.strides=[8, 20]", "codec.data.data_max_length_seconds=0.25"),
-    *("kmeans.clusters=8", "conditioner.quantizers=2", "tokens.workers=0"),
 ]
 STAGES = ("mulan", "codec", "semantic", "coarse", "fine")
 STEPS = ["mulan", "codec", "kmeans", "conditioner", "tokens", "semantic", "coarse", "fine", "musiclm", "samples"]
@@ -37,8 +45,7 @@ def sounds() -> None:
 
 
 def pipeline(*more: str) -> Result:
-    arguments = ["pipeline", "musiclm", "--data", "sounds", "-o", "out", "--size", "debug", "--seconds", "0.25"]
-    return CliRunner().invoke(app, [*arguments, *TINY, *more])
+    return CliRunner().invoke(app, [*COMMAND, *TINY, *more])
 
 
 def captioned() -> Result:
@@ -129,6 +136,31 @@ def test_a_mulan_that_stages_were_trained_on_is_not_trained_on(whole: tuple[Path
     assert refused.exit_code == 1, refused.output
     assert f"on a conditioner with other settings (checkpoint of mulan was {folder_name(2)} " in refused.stderr
     assert f", and is {folder_name(4)} " in refused.stderr
+
+
+@pytest.mark.slow
+def test_it_begins_with_a_codec_and_a_mulan_that_are_there() -> None:
+    sounds()
+    sizes = {"sampling_rate": 8000, "upsampling_ratios": [8, 20], "target_bandwidths": [0.8], "codebook_size": 16}
+    small = {"hidden_size": 12, "num_filters": 4, "num_lstm_layers": 1}
+    transformers.EncodecModel(transformers.EncodecConfig(**sizes, **small)).save_pretrained("encodec")
+    EncodecWrapper(model="encodec", bandwidth=0.8).save("codec")
+    mulan().save("joint")
+    there = ["--codec", "codec", "--mulan", "joint"]
+    result = CliRunner().invoke(app, [*COMMAND, "--captions", "beside", *there, *QUICK])
+    assert result.exit_code == 0, result.output
+    assert steps_taken(result.stdout) == STEPS and "codec: copied from codec" in result.stdout
+    model = helicon.load("out/musiclm")
+    assert isinstance(model.audio_lm.codec, EncodecWrapper) and same_network(model.quantizer.mulan, mulan())
+    assert model.audio_lm.fine.transformer.num_fine_quantizers == 2, "what the coarse stage leaves of its 4"
+    again = CliRunner().invoke(app, [*COMMAND, "--captions", "beside", *there, *QUICK])
+    assert again.exit_code == 0 and steps_taken(again.stdout) == [], again.output
+    tiny_codec().save("other")
+    refused = CliRunner().invoke(app, [*COMMAND, "--captions", "beside", *there, "--codec", "other", *QUICK])
+    sentence = (
+        f"the coarse in out was trained on a codec copied from {Path('codec').absolute()}, and --codec other is another"
+    )
+    assert refused.exit_code == 1 and refused.stderr.startswith(f"error: {sentence}: "), refused.output
 
 
 def test_sounds_that_are_too_few_for_the_codes_asked_for() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import helicon
 from cli.sounds import write_sounds
 from helicon.cli.pipelines.audiolm import audiolm
 from helicon.cli.pipelines.musiclm import musiclm
@@ -17,7 +18,10 @@ from helicon.cli.steps import Clusters, Step, Work, check_order
 from helicon.cli.train import RECIPE_FILE
 from helicon.config import ConfigError
 from helicon.engine.checkpoint import CHECKPOINTS_FOLDER, Snapshot, folder_name, write
-from helicon.nn.network import WEIGHTS_FILE
+from helicon.models.semantic.tokenizer import MelKmeans
+from helicon.nn.network import WEIGHTS_FILE, same_network
+from models.musiclm.tiny import mulan
+from models.soundstream.tiny import tiny as tiny_codec
 
 GONE = "what is missing, and all that stands on it, is made anew"
 
@@ -141,6 +145,96 @@ def test_the_folders_to_delete_are_named() -> None:
     for name in ("coarse", "fine"):
         Path("out", name).rename(f"gone-{name}")
     check_order(planned("codec.lr=1"))
+
+
+# ---------------------------------------------------------------------- networks that are there already
+
+
+def with_codec(path: str, *more: str, folder: str = "out") -> Work:
+    return Work.plan("", Path(folder), audiolm(Request("sounds", "beside", 0.5, "debug", False, Path(path))), more)
+
+
+def with_mulan(path: str) -> Work:
+    return Work.plan("", Path("out"), musiclm(Request("sounds", "beside", 0.5, "debug", False, None, Path(path))), ())
+
+
+def test_a_network_that_is_there_is_copied() -> None:
+    tiny_codec().save("mine")
+    work = with_codec("mine")
+    step = named(work, "codec")
+    assert "codec" not in work.recipes and not step.is_done(work) and step.title(work) == "copied from mine"
+    step.run(work)
+    assert step.is_done(work) and same_network(helicon.load("out/codec"), helicon.load("mine"))
+    assert work.recipes["coarse"].model["codec"] == "out/codec"
+    Path("out").rename("moved")
+    moved = with_codec(str(Path("mine").absolute()), folder="moved")
+    assert is_done(moved, "codec")
+    Path("mine").rename("gone")
+    assert is_done(with_codec("mine", folder="moved"), "codec"), "the copy is enough"
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint or run folder at other"):
+        with_codec("other", folder="moved")
+
+
+def test_stages_stay_on_the_network_that_they_were_trained_on() -> None:
+    tiny_codec().save("mine")
+    tiny_codec(rq_num_quantizers=8).save("other")
+    work = with_codec("mine")
+    named(work, "codec").run(work)
+    check_order(with_codec("other"))  # nothing stands on it yet
+    train(work, "coarse")
+    remedy = f"a new folder with --out; or delete out/coarse: {GONE}"
+    mine = Path("mine").absolute()
+    assert problem(with_codec("other")) == (
+        f"the coarse in out was trained on a codec copied from {mine}, and --codec other is another: give --codec {mine} as it was, or "
+        f"{remedy}"
+    )
+    assert problem(planned()) == (
+        f"the coarse in out was trained on a codec copied from {mine}: give --codec {mine} as it was, or a new folder with --out; or "
+        f"delete out/codec and out/coarse: {GONE}"
+    )
+    tiny_codec(rq_num_quantizers=8).save("mine")
+    assert "and --codec mine is another" in problem(with_codec("mine")), "the folder holds another by now"
+
+
+def test_a_copy_does_not_take_the_place_of_a_run_nor_a_run_that_of_a_copy() -> None:
+    tiny_codec().save("mine")
+    train(planned(), "codec")
+    assert problem(with_codec("mine")) == (
+        f"out has a codec that was trained in out/codec, and --codec mine is another: give no --codec, or a new folder with --out; "
+        f"or delete out/codec: {GONE}"
+    )
+    work = with_codec("mine", folder="new")
+    named(work, "codec").run(work)
+    assert problem(planned(folder="new")).startswith(
+        f"new has a codec copied from {Path('mine').absolute()}: give --codec "
+    )
+
+
+def test_codes_are_of_the_mulan_that_was_copied() -> None:
+    mulan().save("mine")
+    work = with_mulan("mine")
+    named(work, "mulan").run(work)
+    fit(work, "conditioner")
+    assert is_done(work, "mulan", "conditioner")
+    mulan(depth=2).save("other")
+    work = with_mulan("other")
+    named(work, "mulan").run(work)
+    assert is_done(work, "mulan") and not is_done(work, "conditioner")
+
+
+def test_networks_that_will_not_do() -> None:
+    tiny_codec().save("mine")
+    tiny_codec(rq_num_quantizers=2).save("small")
+    MelKmeans(3).save("tokenizer")
+    for call, sentence in (
+        (lambda: with_codec("tokenizer"), "--codec tokenizer holds a MelKmeans, not a codec: give the run of one"),
+        (lambda: with_mulan("mine"), "--mulan mine holds a SoundStream, not a MuLaN: give the run of one"),
+        (lambda: with_codec("mine", "codec.lr=1"), "codec.lr=1 is for training, and --codec mine is used as it is: leave out one of"),
+        (lambda: with_codec("small"), "the codec has 2 quantizers, and num_coarse_quantizers=2 leaves too few"),
+        (lambda: audiolm(Request("sounds", None, None, None, False, mulan=Path("mine"))), "--mulan is for a MusicLM"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=sentence):
+            call()
 
 
 # ---------------------------------------------------------------------- before anything is made

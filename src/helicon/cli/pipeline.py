@@ -56,6 +56,17 @@ def pipeline(
     delayed: Annotated[
         bool, typer.Option("--delayed", help="One transformer in the place of the coarse and the fine one.")
     ] = False,
+    codec: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trained codec to use, in the place of training one: a run, a checkpoint or a saved network (SoundStream, EnCodec, "
+            "DAC, Mimi)."
+        ),
+    ] = None,
+    mulan: Annotated[
+        Path | None,
+        typer.Option(help="Of a MusicLM: a trained MuLaN to use, in the same way."),
+    ] = None,
 ) -> None:
     """Train every stage of a model on your data, one after the other. The same command goes on wherever it was stopped."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -64,7 +75,7 @@ def pipeline(
         )
     if seconds is not None and not 0 < seconds < float("inf"):
         raise ConfigError(f"--seconds {seconds:g} must be more than 0")
-    request = Request(data, captions, seconds, size, delayed)
+    request = Request(data, captions, seconds, size, delayed, codec, mulan)
     work = Work.plan(f"helicon pipeline {kind}", out, PIPELINES[kind].steps(request), overrides or ())
     claim(work, kind)
     work.carry_out()

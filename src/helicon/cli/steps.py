@@ -191,6 +191,79 @@ class Stage:
         return is_same(before, after)
 
 
+@dataclass(frozen=True)
+class Given:
+    """A network that is there already, in the place of a stage. It is copied, so that the folder of all stages needs no other.
+
+    The option that names it (`--codec PATH`) is called as the step is.
+    """
+
+    name: str
+    path: Path  # a run, a checkpoint or a saved network
+    kind: str  # in a word
+    members: Sequence[str]  # that one of this kind has
+    stands_on: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        return f"--{self.name} {self.path}"
+
+    def title(self, work: Work) -> str:
+        return f"copied from {self.path}"
+
+    def check(self, work: Work) -> None:
+        from helicon.nn.network import find_class, read_config
+
+        found = find_class(read_config(self.source(work))["class"])
+        if not all(hasattr(found, member) for member in self.members):
+            raise ConfigError(f"{self.option} holds a {found.__name__}, not a {self.kind}: give the run of one")
+        for override in work.overrides:
+            if override.startswith(f"{self.name}."):
+                raise ConfigError(
+                    f"{override} is for training, and {self.option} is used as it is: leave out one of both"
+                )
+
+    def is_done(self, work: Work) -> bool:
+        home, source = work.home(self.name), self.source(work)
+        return is_copy(home) and (source == home or _files_of(source) == work.recorded.get(self.name, {}).get("files"))
+
+    def run(self, work: Work) -> None:
+        from helicon.nn.network import load_network
+
+        source, home = self.source(work), work.home(self.name)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(home) as partial:
+            load_network(source).save(partial)
+        work.record(self.name, {"path": str(self.path.expanduser().resolve()), "files": _files_of(source)})
+
+    def source(self, work: Work) -> Path:
+        """Where it is read from: the original, or its copy once that is gone."""
+        from helicon.engine.checkpoint import resolve
+
+        try:
+            return resolve(self.path)
+        except FileNotFoundError:
+            home = work.home(self.name)
+            if not is_copy(home) or not is_same(work.recorded.get(self.name, {}).get("path"), str(self.path)):
+                raise
+            return home
+
+
+def is_copy(home: Path) -> bool:
+    """Whether this is a saved network, not a run."""
+    from helicon.nn.network import CONFIG_FILE
+
+    return (home / CONFIG_FILE).is_file()
+
+
+def _files_of(folder: Path) -> str:
+    """What tells a saved network from another: hashes of its files."""
+    from helicon.nn.network import CONFIG_FILE, EMA_FILE, WEIGHTS_FILE, sha256
+
+    files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, EMA_FILE)]
+    return " ".join(sha256(file)[:16] for file in files if file.is_file())
+
+
 def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
     """The recipe of each stage, with the overrides that are meant for it: those that name it, and those that name no step."""
     names = [step.name for step in steps]
@@ -228,22 +301,39 @@ def check_order(work: Work) -> None:
     for step in (step for step in work.steps if not isinstance(step, Tokens) and not step.is_done(work)):
         others = step.differs(work) if isinstance(step, Stage) and step in begun else []
         on_it = [later for later in begun if step.name in bases(later, work)]
+        is_other = _is_of_another_kind(step, work)
         if on_it:
             problem = f"the {on_it[0].name} in {work.folder} was trained on a {step.name} {_unlike(step, others, work)}"
+        elif is_other:
+            problem = f"{work.folder} has a {step.name} {_unlike(step, others, work)}"
         elif others:
             problem = f"the {step.name} in {work.folder} was begun with another {others[0]}: give that again"
         else:
             continue
-        outdated = [str(work.home(one.name)) for one in [*([step] if others else []), *on_it]]
+        outdated = [str(work.home(one.name)) for one in [*([step] if others or is_other else []), *on_it]]
         raise ConfigError(
             f"{problem}, or a new folder with --out; or delete {' and '.join(outdated)}: what is missing, and all that stands on it, is made anew"
         )
+
+
+def _is_of_another_kind(step: Step, work: Work) -> bool:
+    """Whether what is there was trained, and is to be copied now, or the other way round."""
+    from helicon.engine.checkpoint import checkpoints
+
+    home = work.home(step.name)
+    return bool(checkpoints(home)) if isinstance(step, Given) else isinstance(step, Stage) and is_copy(home)
 
 
 def _unlike(step: Step, others: Sequence[str], work: Work) -> str:
     """How what a stage was trained on is not what is asked for now, and the first remedy."""
     if not work.home(step.name).exists():
         return "that is gone: put it back"
+    if isinstance(step, Given) and _is_of_another_kind(step, work):
+        return f"that was trained in {work.home(step.name)}, and {step.option} is another: give no --{step.name}"
+    if isinstance(step, Given) or _is_of_another_kind(step, work):
+        known = work.recorded.get(step.name, {}).get("path", "elsewhere")
+        asked = f", and {step.option} is another" if isinstance(step, Given) else ""
+        return f"copied from {known}{asked}: give --{step.name} {known} as it was"
     if others:
         return f"with another {others[0]}: give that again"
     return f"with {step.changed(work) if isinstance(step, Clusters) else 'other settings'}: give those again"
@@ -324,12 +414,15 @@ class Clusters:
 
 
 def newest_of(work: Work, names: Iterable[str]) -> dict[str, str]:
-    """The newest checkpoint of each of these runs, by its step and the hashes of its weights: a run may have been made anew."""
+    """The newest checkpoint of each of these runs, by its step and the hashes of its weights: a run may have been made anew. Of what was
+    copied, the hashes."""
     from helicon.engine.checkpoint import checkpoints, read_manifest
     from helicon.nn.network import EMA_FILE, WEIGHTS_FILE
 
     found = {}
     for name in names:
+        if is_copy(work.home(name)):
+            found[name] = work.recorded.get(name, {}).get("files", "")
         for newest in checkpoints(work.home(name))[-1:]:
             files = read_manifest(newest)["files"]
             hashes = [files[weights]["sha256"][:16] for weights in (WEIGHTS_FILE, EMA_FILE) if weights in files]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from helicon.cli.generate import MANIFEST, loaded
 from helicon.cli.pipelines.outline import SYNTHETIC, Pipeline, Request
-from helicon.cli.steps import Clusters, Stage, Step, Tokens, Work, make, newest_of, replaced
+from helicon.cli.steps import Clusters, Given, Stage, Step, Tokens, Work, make, newest_of, replaced
 from helicon.cli.train import sections
 from helicon.config import ConfigError, signature_without
 
@@ -31,6 +31,8 @@ NOT_READ = {SEMANTIC: "model.codec", FINE: "model.wav2vec"}  # the networks that
 
 
 def audiolm(request: Request) -> list[Step]:
+    if request.mulan is not None:
+        raise ConfigError("--mulan is for a MusicLM, and an AudioLM stands on none: leave it out")
     settings = [
         f"model.transformer.has_condition={json.dumps(request.has_texts)}",
         *([] if request.has_texts else ["model.transformer.t5_name=null"]),
@@ -45,8 +47,10 @@ def audiolm(request: Request) -> list[Step]:
     ]
 
 
-def codec(request: Request, full: str = "soundstream/soundstream") -> Stage:
-    """`full` is the recipe where no size is asked for."""
+def codec(request: Request, full: str = "soundstream/soundstream") -> Stage | Given:
+    """The one that was named; or one to train, of which `full` is the recipe where no size is asked for."""
+    if request.codec is not None:
+        return Given(CODEC, request.codec, "codec", ("code_lengths", "encode", "decode"))
     settings = [f"data.source={json.dumps(request.data)}", *request.not_made_up()]
     return Stage(CODEC, full if request.size is None else f"soundstream/{request.size}", {}, settings)
 
@@ -180,8 +184,8 @@ class Samples:
 def check_stages(work: Work, acoustic: Sequence[str]) -> None:
     """Whether the stages will go together once they are trained; `acoustic` are those that make the codec's codes."""
     _check_equal(work, [SEMANTIC, acoustic[0]], "unique_consecutive")
-    codec = _model_of(work, CODEC)
-    frames = seconds_of(work) * codec["target_sample_hz"] / math.prod(codec["strides"])
+    frames_a_second, known = codec_sizes(work)
+    frames = seconds_of(work) * frames_a_second
     if round(frames) < 2:
         raise ConfigError(
             f"sounds of {seconds_of(work):g} s are {frames:.2g} frames of the codec, and there must be at least 2: give more --seconds"
@@ -191,12 +195,22 @@ def check_stages(work: Work, acoustic: Sequence[str]) -> None:
     _check_equal(work, acoustic, "num_coarse_quantizers")
     fine = _model_of(work, FINE)
     coarse, num_fine = fine["num_coarse_quantizers"], fine.get("num_fine_quantizers") or 1
-    known = codec["rq_num_quantizers"] * codec["rq_groups"]
     if coarse + num_fine > known:
         raise ConfigError(
             f"the codec has {known} quantizers, and num_coarse_quantizers={coarse} leaves too few of them to the fine stage: give fewer to "
             "coarse and fine, or the codec more"
         )
+
+
+def codec_sizes(work: Work) -> tuple[float, int]:
+    """Frames a second, and quantizers."""
+    (step,) = [step for step in work.steps if step.name == CODEC]
+    if isinstance(step, Given):
+        network: Any = loaded(step.source(work))
+        return network.sample_hz / network.downsample_factor, network.num_quantizers
+    codec = _model_of(work, CODEC)
+    frames = codec["target_sample_hz"] / math.prod(codec["strides"])
+    return frames, codec["rq_num_quantizers"] * codec["rq_groups"]
 
 
 def _check_equal(work: Work, names: Sequence[str], key: str) -> None:

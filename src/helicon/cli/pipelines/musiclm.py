@@ -25,7 +25,7 @@ from helicon.cli.pipelines.audiolm import (
     transformers,
 )
 from helicon.cli.pipelines.outline import Pipeline, Request
-from helicon.cli.steps import Clusters, Stage, Step, Work
+from helicon.cli.steps import Clusters, Given, Stage, Step, Work
 from helicon.config import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def musiclm(request: Request) -> list[Step]:
         )
     settings = ["model.transformer.has_condition=true", "model.transformer.t5_name=null"]
     own = [f"data.source={json.dumps(request.data)}", *request.about_data()]
+    members = ("get_audio_latents", "get_text_latents")
+    mulan = None if request.mulan is None else Given(MULAN, request.mulan, "MuLaN", members)
     return [
-        Stage(MULAN, request.sized("musiclm/mulan"), {}, own),
+        mulan or Stage(MULAN, request.sized("musiclm/mulan"), {}, own),
         codec(request, full="musiclm/codec"),
         Clusters(KMEANS, request.data),
         Codes(CONDITIONER, request.data, stands_on={"model": MULAN}),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from helicon.cli.steps import Step, Work
 
@@ -18,6 +19,8 @@ class Request:
     seconds: float | None
     size: str | None
     delayed: bool
+    codec: Path | None = None  # in the place of one that is trained
+    mulan: Path | None = None
 
     @property
     def has_texts(self) -> bool:
