@@ -5,11 +5,12 @@
     python benchmarks/music.py --data synthetic --tiny --out report               # anywhere, half a minute; means nothing
 
 Held out, by a hash of their names, are a twentieth of the styles with all of their clips, and of the other styles a tenth of the clips:
-styles never heard, and arrangements never heard of styles that were. A clip's caption is what its author wrote, or that and its
-instruments; of both, one is drawn each time. Everything waits on the device, and of each clip a few seconds are heard, from another
-moment each time. The number of steps, and with it the cosine schedule, is fitted to the time.
+styles never heard, and arrangements never heard of styles that were. Of the rest a tenth is validated on, and the others are learned
+from. A clip's caption is what its author wrote, or that and its instruments; of both, one is drawn each time. Everything waits on the
+device, and of each clip a few seconds are heard, from another moment each time. The number of steps, and with it the cosine schedule, is
+fitted to the time.
 
-Judged with those averaged weights that validated best (on the known styles' clips), each held-out part among itself and with both kinds of
+Judged with those averaged weights that validated best, each held-out part among itself and with both kinds of
 captions: recall at 1, 5 and 10 of the clip that a text is of, and of the text of a clip, beside chance; and how often what is found first
 is of the same style. (A clip's vector is the mean of two: of its first seconds and of its last.) `--out` gets report.json, report.md (the
 table, and what some held-out texts find) and a picture of the similarities, in which clips of one style stand beside each other.
@@ -47,7 +48,7 @@ from helicon.models.musiclm.trainers import MuLaNTrainer, build_mulan
 from voices import Uncompiled
 
 HZ = 16000
-STYLES_HELD_OUT, CLIPS_HELD_OUT = 0.05, 0.1
+STYLES_HELD_OUT, CLIPS_HELD_OUT, VALIDATED = 0.05, 0.1, 0.1
 RESERVE = 30  # seconds for judging
 SHOWN, TEXTS_SHOWN, FOUND_SHOWN = 48, 12, 3
 CURVES = ("loss", "valid_loss", "valid_text_to_audio_recall_at_10", "temperature")
@@ -108,6 +109,7 @@ KINDS = ("the author's words", "and the instruments")  # of captions
 @dataclass(frozen=True)
 class Parts:
     learned: list[Clip]
+    validated: list[Clip]  # which weights are judged is decided by these
     arrangements: list[Clip]  # held out, of styles that are learned from
     styles: list[Clip]  # held out
 
@@ -120,19 +122,22 @@ def load_music(source: str, size: Size) -> Parts:
         raise SystemExit(f"{source}: of {len(clips)} clips {len(long)} last {size.seconds:g} s, of {len(names)} styles")
     new = {names[index] for index in split_indices(names, STYLES_HELD_OUT, seed=0)[1]}
     known = [clip for clip in long if clip.style not in new]
-    learned, held_out = split_indices([clip.name for clip in known], CLIPS_HELD_OUT, seed=0)
+    rest, held_out = split(known, CLIPS_HELD_OUT, seed=0)
+    learned, validated = split(rest, VALIDATED, seed=1)
     by_style = lambda clips: sorted(clips, key=lambda clip: (clip.style, clip.name))
-    parts = Parts(
-        [known[index] for index in learned],
-        by_style(known[index] for index in held_out),
-        by_style(clip for clip in long if clip.style in new),
-    )
+    parts = Parts(learned, validated, by_style(held_out), by_style(clip for clip in long if clip.style in new))
     print(
-        f"{len(parts.learned)} clips to learn from; held out {len(parts.arrangements)} of their styles and "
+        f"{len(parts.learned)} clips to learn from and {len(parts.validated)} to validate on; held out {len(parts.arrangements)} of their styles and "
         f"{len(parts.styles)} of {len(new)} styles never heard; {len(clips) - len(long)} are too short",
         flush=True,
     )
     return parts
+
+
+def split(clips: Sequence[Clip], part: float, seed: int) -> tuple[list[Clip], list[Clip]]:
+    """The clips, less a part of them, and that."""
+    kept, taken = split_indices([clip.name for clip in clips], part, seed=seed)
+    return [clips[index] for index in kept], [clips[index] for index in taken]
 
 
 def made_up(count: int) -> list[Clip]:
@@ -294,8 +299,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = build_mulan(**keywords).to(report.device())
-    learned, arrangements, styles = (
-        Shelf(clips, model, size.seconds) for clips in (parts.learned, parts.arrangements, parts.styles)
+    learned, validated, arrangements, styles = (
+        Shelf(clips, model, size.seconds)
+        for clips in (parts.learned, parts.validated, parts.arrangements, parts.styles)
     )
     train = Batches(learned, min(own["batch_size"], len(parts.learned)))
 
@@ -306,7 +312,7 @@ def main() -> None:
             "save_results_every": 10**9, "save_model_every": 10**9, "tensorboard": False, "force_clear_prev_results": True,
             "results_folder": run or arguments.run / "mulan-run", **own,
         }  # fmt: skip
-        valid = Uncompiled([arrangements.whole(0.5, 1)])
+        valid = Uncompiled([validated.whole(0.5, 1)])
         return MuLaNTrainer(model, train_dataloader=train, val_dataloader=valid, **options)
 
     deadline = Deadline(start, arguments.minutes, arguments.budget_seconds, RESERVE)
