@@ -163,9 +163,18 @@ def test_clips_are_counted_for_a_mulan_and_there_are_no_more_clusters_than_they_
 
 
 def test_of_many_sounds_as_many_are_read_as_codes_need() -> None:
-    assert clips_to_read(None, 10.0, 500) == 25_000 and clips_to_read(None, 10.0, None) == 1080
-    assert clips_to_read(1.0, 10.0, 500) == 360
+    assert clips_to_read(None, 10.0, 500, False) == 25_000 and clips_to_read(None, 10.0, None, False) == 1080
+    assert clips_to_read(1.0, 10.0, 500, False) == 360
+    assert clips_to_read(None, 0.5, 500, True) == clips_to_read(None, 0.5, 100_000, True) == 5000, "made-up ones"
+    assert clips_to_read(1.0, 0.5, 500, True) == 7200 and clusters_for(5000) == 500
     assert clusters_for(25_000) == 500 and clusters_for(1080) == 121
+
+
+def test_more_codes_than_sounds_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    mulan().save_pretrained("mulan")
+    monkeypatch.setattr(MuLaNEmbedQuantizer, "latents", lambda *_, **__: pytest.fail("a sound was heard"))
+    result = call("--data", "synthetic", "--model", "mulan", "--clusters", "100000", "-o", "codes")
+    assert "5000 sounds are too few for 8 quantizers of 100000 codes (each code needs one or more)" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,14 @@ def test_codes_are_of_the_mulan_that_was_copied() -> None:
     assert is_done(work, "mulan") and not is_done(work, "conditioner")
 
 
+def test_made_up_sounds_at_the_smallest_size_are_few() -> None:
+    """(Of sound files it is as many codes as they are enough for.)"""
+    for data, captions, clusters in (("synthetic", None, 32), ("sounds", "beside", None)):
+        work = Work.plan("", Path("out"), musiclm(Request(data, captions, 0.5, "debug", False)), ())
+        conditioner = named(work, "conditioner")
+        assert isinstance(conditioner, Clusters) and conditioner._options(work).get("clusters") == clusters
+
+
 def test_networks_that_will_not_do() -> None:
     tiny_codec().save("mine")
     tiny_codec(rq_num_quantizers=2).save("small")

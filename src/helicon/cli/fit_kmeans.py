@@ -20,6 +20,7 @@ CLUSTERS, HOURS = 500, 3.0
 QUANTIZERS = 8
 LEAST_USED = 0.9  # of the clusters, below which something is wrong with the sounds
 SOUNDS_A_CLUSTER = 50  # are enough for the codes of a MuLaN, which hears each clip as one
+MOST_MADE_UP = 5000  # of them, which are enough for CLUSTERS: made-up sounds never run out
 MEL, SYNTHETIC = "mel", "synthetic"
 
 
@@ -48,7 +49,8 @@ def fit_kmeans(
     hours: Annotated[
         float | None,
         typer.Option(
-            help=f"How much audio to read, if there is so much: {HOURS:g} by default, of a MuLaN {SOUNDS_A_CLUSTER} clips a cluster."
+            help=f"How much audio to read, if there is so much: {HOURS:g} by default, of a MuLaN {SOUNDS_A_CLUSTER} clips a cluster "
+            f"(made-up ones up to {MOST_MADE_UP})."
         ),
     ] = None,
     seconds: Annotated[
@@ -82,7 +84,7 @@ def fit_kmeans(
     listener: Any = build(model, layer, clusters or CLUSTERS) if mulan is None else mulan
     listener = listener.to("cuda" if torch.cuda.is_available() else "cpu")
     seconds = seconds or (MADE_UP_SECONDS if data == SYNTHETIC else CLIP_SECONDS)
-    most = clips_to_read(hours, seconds, None if mulan is None else clusters or CLUSTERS)
+    most = clips_to_read(hours, seconds, None if mulan is None else clusters or CLUSTERS, data == SYNTHETIC)
     found = sounds(data, listener.sample_hz, most, seed, seconds)
     loader = Loader(found, batch_size=batch_size, seed=seed, num_workers=workers)
     if mulan is not None:
@@ -92,10 +94,10 @@ def fit_kmeans(
         fit_tokens(listener, loader, out, model, hours or HOURS, seed)
 
 
-def clips_to_read(hours: float | None, seconds: float, codes: int | None) -> int:
+def clips_to_read(hours: float | None, seconds: float, codes: int | None, are_made_up: bool) -> int:
     """At most; `codes` are those of a MuLaN."""
     if hours is None and codes is not None:
-        return SOUNDS_A_CLUSTER * codes
+        return min(SOUNDS_A_CLUSTER * codes, MOST_MADE_UP) if are_made_up else SOUNDS_A_CLUSTER * codes
     return max(1, round((hours or HOURS) * 3600 / seconds))
 
 

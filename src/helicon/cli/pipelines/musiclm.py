@@ -24,13 +24,14 @@ from helicon.cli.pipelines.audiolm import (
     seconds_of,
     transformers,
 )
-from helicon.cli.pipelines.outline import Pipeline, Request
+from helicon.cli.pipelines.outline import SYNTHETIC, Pipeline, Request
 from helicon.cli.steps import Clusters, Given, Stage, Step, Work
 from helicon.config import ConfigError
 
 if TYPE_CHECKING:
     from helicon.nn.network import Network
 
+DEBUG, DEBUG_CLUSTERS = "debug", 32
 MULAN, CONDITIONER, MUSICLM = "mulan", "conditioner", "musiclm"
 
 
@@ -41,13 +42,15 @@ def musiclm(request: Request) -> list[Step]:
         )
     settings = ["model.transformer.has_condition=true", "model.transformer.t5_name=null"]
     own = [f"data.source={json.dumps(request.data)}", *request.about_data()]
+    # (Of sound files there are fewer where they are not enough for more.)
+    few = {"clusters": DEBUG_CLUSTERS} if (request.size, request.data) == (DEBUG, SYNTHETIC) else {}
     members = ("get_audio_latents", "get_text_latents")
     mulan = None if request.mulan is None else Given(MULAN, request.mulan, "MuLaN", members)
     return [
         mulan or Stage(MULAN, request.sized("musiclm/mulan"), {}, own),
         codec(request, full="musiclm/codec"),
         Clusters(KMEANS, request.data),
-        Codes(CONDITIONER, request.data, stands_on={"model": MULAN}),
+        Codes(CONDITIONER, request.data, few, stands_on={"model": MULAN}),
         SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS, "conditioner": CONDITIONER}),
         *transformers(request, settings, {"model.audio_conditioner": CONDITIONER}, full="musiclm"),
         MusicBundle(MUSICLM, by_argument(request)),

@@ -25,6 +25,7 @@ Dims = int | Sequence[int]
 
 SOUNDS_A_CODE = 8  # or more of them should be there: with hardly more sounds than codes, each has one to itself
 KEPT = 10  # one sound of so many is kept from the fit
+TOO_FEW = "each code needs one or more"
 NOTHING = 1e-10  # the square of what is left of unit vectors, where it is but rounding
 
 
@@ -120,6 +121,8 @@ class MuLaNEmbedQuantizer(Network):
             raise ValueError(
                 "this quantizer is fitted, and stages may have learned what its codes mean: build a new one to fit"
             )
+        if max_sounds is not None and max_sounds < self.codebook_size:  # before they are read
+            raise self._too_few(max_sounds, TOO_FEW)
         latents = self._read(waves, max_sounds, reading)
         if num_bad := int((~latents.isfinite()).any(dim=1).sum()):
             raise ValueError(
@@ -128,7 +131,7 @@ class MuLaNEmbedQuantizer(Network):
             )
         fitted, kept = _apart(latents, self.codebook_size)
         if len(fitted) < self.codebook_size:
-            raise self._too_few(len(latents), "each code needs one or more")
+            raise self._too_few(len(latents), TOO_FEW)
         codebooks, reports, left = [], [], fitted
         for level in range(self.num_quantizers):
             if _size(left if level else left - left.mean(dim=0)) < NOTHING:
