@@ -13,7 +13,7 @@ import helicon
 from cli.sounds import write_sounds
 from helicon.cli.pipelines.audiolm import audiolm
 from helicon.cli.pipelines.musiclm import musiclm
-from helicon.cli.pipelines.outline import Request
+from helicon.cli.pipelines.outline import Request, sizes
 from helicon.cli.steps import Clusters, Step, Work, check_order
 from helicon.cli.train import RECIPE_FILE
 from helicon.config import ConfigError
@@ -255,7 +255,7 @@ def test_networks_that_will_not_do() -> None:
         (["coarse.model.unique_consecutive=false"], "semantic has unique_consecutive=True and coarse False, and they cannot go together"),
         (["codec.model.rq_num_quantizers=2"], "the codec has 2 quantizers, and num_coarse_quantizers=2 leaves too few of them to the fine"),
         (["fine.model.transformer.num_fine_quantizers=3"], "the codec has 4 quantizers, and num_coarse_quantizers=2 leaves too few"),
-        (["data.data_max_length_seconds=0.001"], "sounds of 0.001 s are 0.4 frames of the codec, and there must be at least 2"),
+        (["data.data_max_length_seconds=0.001"], "sounds of 0.001 s are 0.4 frames of the codec, too few to learn from: give --seconds 0.03 or more"),
     ],
 )  # fmt: skip
 def test_stages_that_will_not_go_together(more: list[str], sentence: str) -> None:
@@ -286,6 +286,20 @@ def test_sounds_that_are_not_there_are_not_missed_once_all_is_learned() -> None:
     planned()
     with pytest.raises(ValueError, match="sounds holds no flac, wav"):
         planned(folder="new")
+
+
+@pytest.mark.parametrize("kind", [audiolm, musiclm])
+def test_every_size_is_there_for_every_pipeline(kind) -> None:  # type: ignore[no-untyped-def]
+    assert sizes() == ["debug", "demo"]
+    for size in (None, *sizes()):
+        for delayed in (False, True):
+            request = Request("synthetic", None, None, size, delayed)
+            request.check_size()
+            Work.plan("", Path("out"), kind(request), ())
+    with pytest.raises(
+        ConfigError, match=r"--size big is none of debug, demo: give one of these, or leave it out for the"
+    ):
+        Request("synthetic", None, None, "big", False).check_size()
 
 
 @pytest.mark.parametrize("kind", [audiolm, musiclm])

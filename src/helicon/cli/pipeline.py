@@ -51,7 +51,10 @@ def pipeline(
         typer.Option(help="How much of a sound is heard, and made, at a time; as the recipes say by default."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Which recipes: debug takes soundstream/debug, audiolm/coarse-debug and so on.")
+        str | None,
+        typer.Option(
+            help="debug or demo: debug takes the recipes soundstream/debug, audiolm/coarse-debug and so on; full size by default."
+        ),
     ] = None,
     delayed: Annotated[
         bool, typer.Option("--delayed", help="One transformer in the place of the coarse and the fine one.")
@@ -76,6 +79,7 @@ def pipeline(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise ConfigError(f"--seconds {seconds:g} must be more than 0")
     request = Request(data, captions, seconds, size, delayed, codec, mulan)
+    request.check_size()
     work = Work.plan(f"helicon pipeline {kind}", out, PIPELINES[kind].steps(request), overrides or ())
     claim(work, kind)
     work.carry_out()

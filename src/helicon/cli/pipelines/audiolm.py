@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SAMPLES = 4  # sounds made at the end
+LEAST_FRAMES = 10  # of the codec, in a sound that is learned from: a fifth of a second, at 50 a second
 MOST_LOOKED_AT = 1000  # items, in search of texts to make them from
 
 CODEC, KMEANS, TOKENS, AUDIOLM, SOUNDS = "codec", "kmeans", "tokens", "audiolm", "samples"
@@ -186,9 +187,10 @@ def check_stages(work: Work, acoustic: Sequence[str]) -> None:
     _check_equal(work, [SEMANTIC, acoustic[0]], "unique_consecutive")
     frames_a_second, known = codec_sizes(work)
     frames = seconds_of(work) * frames_a_second
-    if round(frames) < 2:
+    if round(frames) < LEAST_FRAMES:
         raise ConfigError(
-            f"sounds of {seconds_of(work):g} s are {frames:.2g} frames of the codec, and there must be at least 2: give more --seconds"
+            f"sounds of {seconds_of(work):g} s are {frames:.2g} frames of the codec, too few to learn from: give --seconds "
+            f"{_rounded_up(LEAST_FRAMES / frames_a_second):g} or more"
         )
     if FINE not in acoustic:
         return
@@ -200,6 +202,10 @@ def check_stages(work: Work, acoustic: Sequence[str]) -> None:
             f"the codec has {known} quantizers, and num_coarse_quantizers={coarse} leaves too few of them to the fine stage: give fewer to "
             "coarse and fine, or the codec more"
         )
+
+
+def _rounded_up(seconds: float) -> float:
+    return math.ceil(seconds * 100) / 100
 
 
 def codec_sizes(work: Work) -> tuple[float, int]:

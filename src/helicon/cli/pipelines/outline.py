@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helicon.cli.steps import Step, Work
+from helicon.config import ConfigError, recipe_names
 
 SYNTHETIC = "synthetic"
 
@@ -26,6 +27,13 @@ class Request:
     def has_texts(self) -> bool:
         return self.captions is not None or self.data == SYNTHETIC
 
+    def check_size(self) -> None:
+        known = sizes()
+        if self.size is not None and self.size not in known:
+            raise ConfigError(
+                f"--size {self.size} is none of {', '.join(known)}: give one of these, or leave it out for the full size"
+            )
+
     def sized(self, recipe: str) -> str:
         """The recipe in the size that was asked for."""
         return recipe if self.size is None else f"{recipe}-{self.size}"
@@ -38,6 +46,12 @@ class Request:
     def not_made_up(self) -> list[str]:
         """(Recipes of demos choose among made-up sounds.)"""
         return [] if self.data == SYNTHETIC else ["data.sounds=null"]
+
+
+def sizes() -> list[str]:
+    """Those that there are recipes of, beside the full one."""
+    stem = "audiolm/semantic-"  # a stage of every pipeline
+    return [name.removeprefix(stem) for name in recipe_names() if name.startswith(stem)]
 
 
 @dataclass(frozen=True)
