@@ -313,7 +313,8 @@ def main() -> None:
             "results_folder": run or arguments.run / "mulan-run", **own,
         }  # fmt: skip
         valid = Uncompiled([validated.whole(0.5, 1)])
-        return MuLaNTrainer(model, train_dataloader=train, val_dataloader=valid, **options)
+        own_data = {"train_dataloader": train, "val_dataloader": valid, "data_max_length_seconds": size.seconds}
+        return MuLaNTrainer(model, **own_data, **options)
 
     deadline = Deadline(start, arguments.minutes, arguments.budget_seconds, RESERVE)
     trainer, how = train_for(deadline, size.probe, build, keep_best=True)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from helicon.cli import app
 from helicon.cli import search as verb
 from helicon.data.audio import audio_data
+from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
 from models.musiclm.tiny import HZ, mulan, pairs
 from models.soundstream.tiny import tiny as codec
 
@@ -71,18 +72,14 @@ def test_what_was_read_is_known_the_next_time() -> None:
     )
 
 
-def test_clips_are_as_long_as_those_of_the_run() -> None:
-    Path("run/checkpoints/step-00000001").parent.mkdir(parents=True)
-    mulan().save("run/checkpoints/step-00000001")
-    for trains, heard, seconds in (
-        ("mulan", "data_max_length_seconds: 0.3", "0.3"),
-        ("mulan", f"data_max_length: {HZ // 5}", "0.2"),
-        ("semantic", "data_max_length_seconds: 0.4", "0.4"),
-        ("semantic", f"data_max_length: {HZ // 5}", "10"),  # at the rate of what that trains
-    ):
-        Path("run/recipe.yaml").write_text(f"trains: {trains}\ndata: {{source: sounds, {heard}}}\n")
-        arguments = ["search", "run/checkpoints/step-00000001", "--data", "sounds", "--text", "a tone"]
-        assert f"; clips of {seconds} s, on " in CliRunner().invoke(app, arguments).stdout
+def test_clips_are_as_long_as_those_the_mulan_learned_from() -> None:
+    """Also of what stands on it, which learned from others."""
+    network = mulan(clip_seconds=0.3)
+    network.save("trained")
+    MuLaNEmbedQuantizer(network, 4, 2, codebook_size=3).save("conditioner")
+    for folder in ("trained", "conditioner"):
+        result = CliRunner().invoke(app, ["search", folder, "--data", "sounds", "--text", "a tone"])
+        assert "; clips of 0.3 s, on " in result.stdout, result.output
 
 
 def test_made_up_sounds(monkeypatch: pytest.MonkeyPatch) -> None:

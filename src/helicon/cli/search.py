@@ -13,8 +13,7 @@ import typer
 
 from helicon.cli.generate import check_writable, device, loaded
 from helicon.cli.progress import percent
-from helicon.cli.train import RECIPE_FILE
-from helicon.config import ConfigError, load_recipe
+from helicon.config import ConfigError
 
 if TYPE_CHECKING:
     from helicon.data.synthetic_sounds import SyntheticSounds
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 NUM_MADE_UP = 500  # sounds, where there are no others
 MADE_UP_SECONDS = 2.0
-MULAN = "mulan"  # what a recipe of it trains
 
 
 def search(
@@ -41,7 +39,9 @@ def search(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="How long the clips are that recordings are cut into: as in training, or else 10."),
+        typer.Option(
+            help="How long the clips are that recordings are cut into: as in the MuLaN's training, or 10 where it does not know."
+        ),
     ] = None,
     index: Annotated[
         Path | None,
@@ -54,20 +54,17 @@ def search(
 ) -> None:
     """Find the sounds that fit a text, or that are like another sound. What was read once is not read again."""
     from helicon.engine.checkpoint import resolve
-    from helicon.models.musiclm.search import CLIP_SECONDS, SoundIndex, mulan_in
+    from helicon.models.musiclm.search import SoundIndex
 
     texts, sounds = text or [], like or []
     check(texts, sounds, out)
-    folder = resolve(run)
-    network = loaded(folder)
-    known = heard_at_once(folder, mulan_in(network).sample_hz)
-    clip = (known or CLIP_SECONDS) if seconds is None else seconds
+    network = loaded(resolve(run))
     if data == "synthetic":
-        found = SoundIndex(network, None, clip)
-        source: Any = made_up(found, clip)
+        found = SoundIndex(network, None, seconds)
+        source: Any = made_up(found)
     else:
         source = Path(data).expanduser()
-        found = SoundIndex(network, index or usual_index(run, source), clip)
+        found = SoundIndex(network, index or usual_index(run, source), seconds)
     try:
         done = found.update(source, batch_size=batch_size, num_workers=workers, progress=percent("reading"))
     except KeyboardInterrupt:
@@ -75,7 +72,7 @@ def search(
         typer.echo(f"search: stopped{kept}", err=True)
         raise typer.Exit(130) from None
     bad = f", {len(done.bad)} cannot be read" if done.bad else ""
-    typer.echo(f"{done.read} recordings read, {done.kept} known{bad}; clips of {clip:g} s, on {device()}")
+    typer.echo(f"{done.read} recordings read, {done.kept} known{bad}; clips of {found.seconds:g} s, on {device()}")
     results: list[tuple[str | Path, list[Found]]] = []
     if texts:
         results += zip(texts, found.search(texts, top), strict=True)
@@ -109,16 +106,6 @@ def check(texts: Sequence[str], sounds: Sequence[Path], out: Path | None) -> Non
         check_writable(out)
 
 
-def heard_at_once(folder: Path, sample_hz: int) -> float | None:
-    """How many seconds of a sound the network in a checkpoint was trained on at a time, where its run says so."""
-    recipe = folder.parent.parent / RECIPE_FILE
-    if not recipe.is_file():
-        return None
-    read = load_recipe(recipe)
-    samples = read.data.get("data_max_length") if read.trains == MULAN else None  # others count them at their own rate
-    return read.data.get("data_max_length_seconds") if samples is None else samples / sample_hz
-
-
 def usual_index(run: Path, source: Path) -> Path:
     """The place for what a run makes of a collection of sounds, among what can be made anew."""
     from helicon.data.tokens import short_hash
@@ -127,11 +114,11 @@ def usual_index(run: Path, source: Path) -> Path:
     return home / "helicon" / "search" / short_hash(str(run.resolve()), str(source.resolve())).hex()
 
 
-def made_up(index: "SoundIndex", seconds: float) -> "SyntheticSounds":
+def made_up(index: "SoundIndex") -> "SyntheticSounds":
     """Sounds that no recipe learns from, unless it is told to."""
     from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
 
-    lasting = min(max(seconds, SHORTEST), MADE_UP_SECONDS)
+    lasting = min(max(index.seconds, SHORTEST), MADE_UP_SECONDS)
     return SyntheticSounds(NUM_MADE_UP, index.mulan.sample_hz, lasting, seed=1)
 
 

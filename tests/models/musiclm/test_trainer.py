@@ -9,11 +9,13 @@ import torch
 from torch.utils.data import DataLoader, StackDataset
 
 import children
+import helicon
 from data.sounds import ramp, write
 from helicon.config import ConfigError
 from helicon.models.musiclm import task
 from helicon.models.musiclm.data import training_captioned
 from helicon.models.musiclm.pretrained import PretrainedAudioTransformer
+from helicon.models.musiclm.search import SoundIndex
 from helicon.models.musiclm.task import MuLaNTask
 from helicon.models.musiclm.towers import TextTransformer
 from helicon.models.musiclm.trainers import MuLaNTrainer, build_mulan
@@ -76,6 +78,22 @@ def test_datasets_and_loaders_of_ones_own() -> None:
     assert named.keys() == {"audio", "texts"}
     with pytest.raises(ValueError, match="Of a train_dataloader give num_train_steps"):
         MuLaNTrainer(mulan(), train_dataloader=loader, **OPTIONS | {"num_train_steps": None})
+
+
+def test_how_much_is_heard_at_a_time_is_kept_with_the_network() -> None:
+    """So that a search listens to as much, also of a copy that no run is beside."""
+    made_up = lambda **length: training_captioned("synthetic", num_samples=8, **length)
+    for source, seconds in (
+        ({"dataset": made_up(data_max_length=HZ * 3 // 4)}, 0.75),
+        ({"dataset": made_up(data_max_length_seconds=0.5)}, 0.5),
+        ({"dataset": own(), "data_max_length_seconds": 0.1}, 0.1),
+        ({"train_dataloader": DataLoader(own(), batch_size=3), "data_max_length_seconds": 0.125}, 0.125),
+        ({"dataset": own()}, None),
+    ):
+        trainer = MuLaNTrainer(mulan(), **source, **OPTIONS | {"results_folder": f"run-{seconds}"})  # type: ignore[arg-type]
+        trainer.save(f"saved-{seconds}")
+        network = helicon.load(f"saved-{seconds}")
+        assert network.clip_seconds == seconds and SoundIndex(network).seconds == (seconds or 10.0)
 
 
 def test_a_loader_of_unequal_batches_is_refused_by_several_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

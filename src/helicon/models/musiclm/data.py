@@ -108,6 +108,10 @@ class CaptionedSource:
                 "data_max_length or data_max_length_seconds is needed: how much of a sound is heard at a time"
             )
 
+    def clip_seconds(self, sample_hz: int) -> float | None:
+        """How much of a sound is heard at a time, where it is said here."""
+        return self.data_max_length_seconds if self.data_max_length is None else self.data_max_length / sample_hz
+
     def at(self, sample_hz: int) -> Any:
         """The samples, at this rate; of each sound another crop in every epoch."""
         self.check()

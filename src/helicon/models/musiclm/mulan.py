@@ -50,6 +50,7 @@ class MuLaN(Network):
         hierarchical_contrastive_loss: bool = False,
         hierarchical_contrastive_loss_layers: int | None = None,
         sigmoid_contrastive_loss: bool = False,
+        clip_seconds: float | None = None,
     ):
         """
         Args:
@@ -59,10 +60,11 @@ class MuLaN(Network):
             hierarchical_contrastive_loss_layers: how many of them, evenly spread over each tower; as many as the shallower tower
                 has below its last where nothing is said.
             sigmoid_contrastive_loss: `sigmoid_loss` instead of `softmax_loss`.
+            clip_seconds: how much of a sound it has learned from at a time, as its trainer notes. A search listens to as much.
         """
         super().__init__()
         self.audio, self.text = audio_transformer, text_transformer
-        self.dim_latent, self.sample_hz = dim_latent, audio_transformer.sample_hz
+        self.dim_latent, self.sample_hz, self.clip_seconds = dim_latent, audio_transformer.sample_hz, clip_seconds
         self.audio_to_latents = nn.Linear(self.audio.dim, dim_latent, bias=False)
         self.text_to_latents = nn.Linear(self.text.dim, dim_latent, bias=False)
         self.loss = ContrastiveLoss(decoupled_contrastive_learning, sigmoid_contrastive_loss)
@@ -79,6 +81,10 @@ class MuLaN(Network):
     @property
     def device(self) -> torch.device:
         return self.audio_to_latents.weight.device
+
+    def learns_from(self, clip_seconds: float) -> None:
+        """Notes how much of a sound it learns from at a time: what is saved knows it from now on."""
+        self.clip_seconds = self.arguments["clip_seconds"] = clip_seconds
 
     def read_texts(self, texts: Sequence[str], multiple_of: int = 1) -> dict[str, Tensor]:
         """Texts as the tensors `forward` takes, for a compiled network, which must not see strings."""

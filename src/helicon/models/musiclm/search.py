@@ -76,16 +76,18 @@ class SoundIndex:
         print(found.similarity, found.name, found.begin)
     """
 
-    def __init__(self, network: Network, folder: str | Path | None = None, seconds: float = CLIP_SECONDS):
+    def __init__(self, network: Network, folder: str | Path | None = None, seconds: float | None = None):
         """
         Args:
             network: a MuLaN, or one that stands on it.
             folder: where latents are kept; those that are there are used, if they are of the same network. None keeps nothing.
-            seconds: how long clips are: best as long as those the network was trained on.
+            seconds: how long clips are: by default as long as those the network was trained on, or 10 s where it does not know.
         """
+        self.mulan = mulan_in(network)
+        seconds = (self.mulan.clip_seconds or CLIP_SECONDS) if seconds is None else seconds
         if not 0 < seconds < float("inf"):
             raise ValueError(f"seconds={seconds:g} must be more than 0: it is how long clips are")
-        self.mulan, self.seconds = mulan_in(network), seconds
+        self.seconds = seconds
         self.transform = AudioTransform(self.mulan.sample_hz, max_length_seconds=seconds, pad=False)
         self.folder = None if folder is None else Path(folder).expanduser()
         self.parts: list[Part] = []

@@ -78,7 +78,7 @@ class MuLaNTrainer(Trainer):
             folder: in its place, sounds to learn from, in it and below (or a manifest of them); `captions` tells where the texts are.
             num_train_steps: one epoch where nothing is said.
             data_max_length, data_max_length_seconds: how much of a sound is heard at a time, in samples or in seconds; from which
-                moment on is drawn anew in every epoch.
+                moment on is drawn anew in every epoch. The network keeps it (`clip_seconds`), also of a train_dataloader's sounds.
             captions: where the text of a sound is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
             chunk_size: pairs that pass the towers at a time; the batch is compared as a whole. This is how a large batch fits in
                 memory: what a pair is told from are the others of its batch, so a larger one is a harder and better lesson.
@@ -103,14 +103,16 @@ class MuLaNTrainer(Trainer):
             "ds_fields": ds_fields,
         }
 
-        def find(source: Any) -> Any:
-            if source is None:
-                return None
-            if not isinstance(source, CaptionedSource):
-                source = CaptionedSource(source, **keywords)
-            return source.at(mulan.sample_hz)
+        def captioned(source: Any) -> CaptionedSource:
+            return source if isinstance(source, CaptionedSource) else CaptionedSource(source, **keywords)
 
-        found, held_out = find(folder if folder is not None else dataset), find(val_dataset)
+        def find(source: Any) -> Any:
+            return None if source is None else captioned(source).at(mulan.sample_hz)
+
+        source = folder if folder is not None else dataset
+        found, held_out = find(source), find(val_dataset)
+        if (seconds := captioned(source).clip_seconds(mulan.sample_hz)) is not None:
+            mulan.learns_from(seconds)
         if found is not None:
             check_captions(found)
         if num_train_steps is None:
