@@ -207,7 +207,7 @@ def test_what_was_begun_is_not_changed(
         (["samples.seed=4"], "samples has no argument 'seed': it knows nothing"),
         (["kmeans.clusters"], "'kmeans.clusters' is no override: write kmeans.KEY=VALUE"),
         (["tokens.batch_size=x"], "tokens.batch_size wants int, not 'x'"),
-        (["data.seed=0", "coarse.data.seed=3"], "the stages learn from one token cache, and semantic has data.seed=0 where coarse has 3"),
+        (["data.text_column=a", "coarse.data.text_column=b"], "the stages learn from one token cache, and semantic has data.text_column=a where"),
         (["--seconds", "0"], "--seconds 0 must be more than 0"),
         (["--seconds", "0.001"], "sounds of 0.001 s are 0.05 frames of the codec, too few to learn from: give --seconds 0.2 or more"),
         (["--captions", "beside"], "no sound of sounds.jsonl has a caption, going by --captions beside (for example "),

@@ -128,6 +128,19 @@ def test_how_fast_something_is_made_does_not_count() -> None:
     assert is_done(other, "kmeans", "coarse")
 
 
+def test_what_chooses_among_made_up_sounds_is_nothing_to_files() -> None:
+    files = planned("data.seed=1", "coarse.data.seed=3")
+    assert named(files, "tokens").title(files) == 'of sounds, data_max_length_seconds=0.5, captions="beside"'
+    made_up = Work.plan("", Path("out"), audiolm(Request("synthetic", None, 0.5, "debug", False)), ["data.seed=1"])
+    assert (
+        named(made_up, "tokens").title(made_up) == "of synthetic, data_max_length_seconds=0.5, num_samples=64, seed=1"
+    )
+    with pytest.raises(
+        ConfigError, match=r"semantic has data.seed=1 where coarse has 3: make them equal, as in data.seed=1"
+    ):
+        Work.plan("", Path("out"), made_up.steps, ["data.seed=1", "coarse.data.seed=3"])
+
+
 def test_the_folders_to_delete_are_named() -> None:
     finish(planned())
     remedy = "give that again, or a new folder with --out; or delete"

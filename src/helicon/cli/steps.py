@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 
 import typer
 
-from helicon.cli.fit_kmeans import CLUSTERS, MEL, fit_kmeans
+from helicon.cli.fit_kmeans import CLUSTERS, MEL, SYNTHETIC, fit_kmeans
 from helicon.cli.generate import produce, write_folder
 from helicon.cli.progress import progress
 from helicon.cli.tokenize import tokenize
@@ -33,6 +33,8 @@ RECORD = "pipeline.json"  # what steps were done with, where their folders do no
 
 # Arguments of a stage's data section that say where and how often, not what: a token cache does not depend on them.
 NOT_OF_A_CACHE = ("source", "end_prob")
+# And such as choose among made-up sounds.
+OF_MADE_UP = ("num_samples", "seed", "sounds")
 # Settings of a run, and options of a tokenizer, that say how long or how fast, not what is learned or fitted.
 NOT_OF_A_RUN = (
     "trainer.num_train_steps",
@@ -476,17 +478,19 @@ class Tokens:
 
     def _arguments(self, work: Work) -> list[str]:
         """Of the data section, in which the stages must agree."""
+        left_out = NOT_OF_A_CACHE if self.data == SYNTHETIC else (*NOT_OF_A_CACHE, *OF_MADE_UP)
         found: dict[str, tuple[str, Any]] = {}
         for stage in work.standing_on(self.name):
             for key, value in work.recipes[stage.name].data.items():
+                if key in left_out:
+                    continue
                 first, known = found.setdefault(key, (stage.name, value))
-                if known != value and key not in NOT_OF_A_CACHE:
+                if known != value:
                     raise ConfigError(
                         f"the stages learn from one token cache, and {first} has data.{key}={known} where {stage.name} "
                         f"has {value}: make them equal, as in data.{key}={known}"
                     )
-        asked = {key: value for key, (_, value) in found.items() if key not in NOT_OF_A_CACHE and value is not None}
-        return [f"{key}={json.dumps(value)}" for key, value in asked.items()]
+        return [f"{key}={json.dumps(value)}" for key, (_, value) in found.items() if value is not None]
 
 
 def options_of(verb: Callable[..., None], *given: str) -> inspect.Signature:
