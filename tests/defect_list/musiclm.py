@@ -170,7 +170,7 @@ DEFECTS = [
     Defect(
         "A-62",
         "folder is accepted and ignored",
-        (Edit(TRAINERS, "find(folder if folder is not None else dataset)", "find(dataset)"),),
+        (Edit(TRAINERS, "source = folder if folder is not None else dataset", "source = dataset"),),
         (f"{TRAINING}::test_a_folder_is_really_learned_from",),
     ),
     Defect(
