@@ -19,8 +19,10 @@ from helicon.cli.train import RECIPE_FILE
 from helicon.config import ConfigError
 from helicon.engine.checkpoint import CHECKPOINTS_FOLDER, Snapshot, folder_name, write
 from helicon.models.semantic.tokenizer import MelKmeans
+from helicon.models.soundstream.codecs import EncodecWrapper
 from helicon.nn.network import WEIGHTS_FILE, same_network
 from models.musiclm.tiny import mulan
+from models.soundstream.test_codecs import encodec_chunks
 from models.soundstream.tiny import tiny as tiny_codec
 
 GONE = "what is missing, and all that stands on it, is made anew"
@@ -233,6 +235,16 @@ def test_codes_are_of_the_mulan_that_was_copied() -> None:
     work = with_mulan("other")
     named(work, "mulan").run(work)
     assert is_done(work, "mulan") and not is_done(work, "conditioner")
+
+
+def test_a_codec_that_makes_no_codes_of_its_own_is_refused_at_once() -> None:
+    """EnCodec at 48 kHz scales each chunk, and its codes do not tell by how much."""
+    encodec_chunks().save_pretrained("encodec")
+    EncodecWrapper(model="encodec", num_quantizers=4).save("codec")
+    with pytest.raises(
+        ValueError, match=r"the codes of .*encodec do not hold how loud the audio is: use encode_with_scales"
+    ):
+        with_codec("codec")
 
 
 def test_made_up_sounds_at_the_smallest_size_are_few() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from helicon.cli.generate import MANIFEST, loaded
+from helicon.cli.generate import MANIFEST, device, loaded
 from helicon.cli.pipelines.outline import SYNTHETIC, Pipeline, Request
 from helicon.cli.steps import Clusters, Given, Stage, Step, Tokens, Work, make, newest_of, replaced
 from helicon.cli.train import sections
@@ -210,9 +210,15 @@ def _rounded_up(seconds: float) -> float:
 
 def codec_sizes(work: Work) -> tuple[float, int]:
     """Frames a second, and quantizers."""
+    import torch
+
     (step,) = [step for step in work.steps if step.name == CODEC]
     if isinstance(step, Given):
         network: Any = loaded(step.source(work))
+        silence = torch.zeros(1, network.channels, network.downsample_factor, device=device())
+        network.encode(
+            silence
+        )  # which not all can: better told now than when tokens are made, after a MuLaN is trained
         return network.sample_hz / network.downsample_factor, network.num_quantizers
     codec = _model_of(work, CODEC)
     frames = codec["target_sample_hz"] / math.prod(codec["strides"])
