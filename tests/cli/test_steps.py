@@ -186,7 +186,7 @@ def test_a_network_that_is_there_is_copied() -> None:
     assert is_done(moved, "codec")
     Path("mine").rename("gone")
     assert is_done(with_codec("mine", folder="moved"), "codec"), "the copy is enough"
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint or run folder at other"):
+    with pytest.raises(FileNotFoundError, match="--codec: there is no checkpoint or run folder at other"):
         with_codec("other", folder="moved")
 
 
@@ -249,10 +249,11 @@ def test_a_codec_that_makes_no_codes_of_its_own_is_refused_at_once() -> None:
 
 def test_made_up_sounds_at_the_smallest_size_are_few() -> None:
     """(Of sound files it is as many codes as they are enough for.)"""
-    for data, captions, clusters in (("synthetic", None, 32), ("sounds", "beside", None)):
+    for data, captions, clusters, hours in (("synthetic", None, 32, 0.1), ("sounds", "beside", None, None)):
         work = Work.plan("", Path("out"), musiclm(Request(data, captions, 0.5, "debug", False)), ())
-        conditioner = named(work, "conditioner")
+        conditioner, kmeans = named(work, "conditioner"), named(work, "kmeans")
         assert isinstance(conditioner, Clusters) and conditioner._options(work).get("clusters") == clusters
+        assert isinstance(kmeans, Clusters) and kmeans._options(work).get("hours") == hours
 
 
 def test_networks_that_will_not_do() -> None:

@@ -244,10 +244,10 @@ class Given:
 
         try:
             return resolve(self.path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             home = work.home(self.name)
             if not is_copy(home) or not is_same(work.recorded.get(self.name, {}).get("path"), str(self.path)):
-                raise
+                raise FileNotFoundError(f"--{self.name}: {error}") from error
             return home
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SAMPLES = 4  # sounds made at the end
+TRIAL_HOURS = 0.1  # of sounds that the semantic tokenizer is fitted to
 LEAST_FRAMES = 10  # of the codec, in a sound that is learned from: a fifth of a second, at 50 a second
 MOST_LOOKED_AT = 1000  # items, in search of texts to make them from
 
@@ -40,7 +41,7 @@ def audiolm(request: Request) -> list[Step]:
     ]
     return [
         codec(request),
-        Clusters(KMEANS, request.data),
+        semantic_tokenizer(request),
         SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS}),
         *transformers(request, settings),
         Bundle(AUDIOLM, by_argument(request)),
@@ -54,6 +55,10 @@ def codec(request: Request, full: str = "soundstream/soundstream") -> Stage | Gi
         return Given(CODEC, request.codec, "codec", ("code_lengths", "encode", "decode"))
     settings = [f"data.source={json.dumps(request.data)}", *request.not_made_up()]
     return Stage(CODEC, full if request.size is None else f"soundstream/{request.size}", {}, settings)
+
+
+def semantic_tokenizer(request: Request) -> Clusters:
+    return Clusters(KMEANS, request.data, {"hours": TRIAL_HOURS} if request.is_a_trial else {})
 
 
 def transformers(

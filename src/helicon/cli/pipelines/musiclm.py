@@ -22,16 +22,17 @@ from helicon.cli.pipelines.audiolm import (
     codec,
     next_command,
     seconds_of,
+    semantic_tokenizer,
     transformers,
 )
-from helicon.cli.pipelines.outline import SYNTHETIC, Pipeline, Request
+from helicon.cli.pipelines.outline import Pipeline, Request
 from helicon.cli.steps import Clusters, Given, Stage, Step, Work
 from helicon.config import ConfigError
 
 if TYPE_CHECKING:
     from helicon.nn.network import Network
 
-DEBUG, DEBUG_CLUSTERS = "debug", 32
+TRIAL_CLUSTERS = 32
 MULAN, CONDITIONER, MUSICLM = "mulan", "conditioner", "musiclm"
 
 
@@ -42,14 +43,13 @@ def musiclm(request: Request) -> list[Step]:
         )
     settings = ["model.transformer.has_condition=true", "model.transformer.t5_name=null"]
     own = [f"data.source={json.dumps(request.data)}", *request.about_data()]
-    # (Of sound files there are fewer where they are not enough for more.)
-    few = {"clusters": DEBUG_CLUSTERS} if (request.size, request.data) == (DEBUG, SYNTHETIC) else {}
+    few = {"clusters": TRIAL_CLUSTERS} if request.is_a_trial else {}
     members = ("get_audio_latents", "get_text_latents")
     mulan = None if request.mulan is None else Given(MULAN, request.mulan, "MuLaN", members)
     return [
         mulan or Stage(MULAN, request.sized("musiclm/mulan"), {}, own),
         codec(request, full="musiclm/codec"),
-        Clusters(KMEANS, request.data),
+        semantic_tokenizer(request),
         Codes(CONDITIONER, request.data, few, stands_on={"model": MULAN}),
         SoundTokens(TOKENS, request.data, {"codec": CODEC, "semantic": KMEANS, "conditioner": CONDITIONER}),
         *transformers(request, settings, {"model.audio_conditioner": CONDITIONER}, full="musiclm"),
