@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin, runtime_checkable
 
@@ -226,29 +227,44 @@ class Given:
                 )
 
     def is_done(self, work: Work) -> bool:
-        home, source = work.home(self.name), self.source(work)
-        return is_copy(home) and (source == home or _files_of(source) == work.recorded.get(self.name, {}).get("files"))
+        home = work.home(self.name)
+        return is_copy(home) and (
+            self.source(work) == home or self.hashes == work.recorded.get(self.name, {}).get("files")
+        )
 
     def run(self, work: Work) -> None:
         from helicon.nn.network import load_network
 
-        source, home = self.source(work), work.home(self.name)
+        home = work.home(self.name)
         home.parent.mkdir(parents=True, exist_ok=True)
         with replaced(home) as partial:
-            load_network(source).save(partial)
-        work.record(self.name, {"path": str(self.path.expanduser().resolve()), "files": _files_of(source)})
+            load_network(self.original).save(partial)
+        work.record(self.name, {"path": str(self.path.expanduser().resolve()), "files": self.hashes})
 
     def source(self, work: Work) -> Path:
         """Where it is read from: the original, or its copy once that is gone."""
-        from helicon.engine.checkpoint import resolve
-
         try:
-            return resolve(self.path)
+            return self.original
         except FileNotFoundError as error:
             home = work.home(self.name)
             if not is_copy(home) or not is_same(work.recorded.get(self.name, {}).get("path"), str(self.path)):
                 raise FileNotFoundError(f"--{self.name}: {error}") from error
             return home
+
+    @cached_property
+    def original(self) -> Path:
+        """(Found, and verified, once: that reads all of it.)"""
+        from helicon.engine.checkpoint import resolve
+
+        return resolve(self.path)
+
+    @cached_property
+    def hashes(self) -> str:
+        """Of its files, which tell it from another."""
+        from helicon.nn.network import CONFIG_FILE, EMA_FILE, WEIGHTS_FILE, sha256
+
+        files = [self.original / name for name in (CONFIG_FILE, WEIGHTS_FILE, EMA_FILE)]
+        return " ".join(sha256(file)[:16] for file in files if file.is_file())
 
 
 def is_copy(home: Path) -> bool:
@@ -256,14 +272,6 @@ def is_copy(home: Path) -> bool:
     from helicon.nn.network import CONFIG_FILE
 
     return (home / CONFIG_FILE).is_file()
-
-
-def _files_of(folder: Path) -> str:
-    """What tells a saved network from another: hashes of its files."""
-    from helicon.nn.network import CONFIG_FILE, EMA_FILE, WEIGHTS_FILE, sha256
-
-    files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, EMA_FILE)]
-    return " ".join(sha256(file)[:16] for file in files if file.is_file())
 
 
 def read_recipes(steps: Sequence[Step], overrides: Iterable[str], folder: Path) -> dict[str, Recipe]:
