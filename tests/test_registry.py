@@ -2,12 +2,14 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import helicon
 from helicon import registry
@@ -43,6 +45,34 @@ def test_the_validation_loss_falls(name: str) -> None:
     before = trainer.validate()["valid_loss"]
     trainer.train()
     assert trainer.validate()["valid_loss"] < before
+
+
+class Own(Dataset):
+    """A user's own samples."""
+
+    def __init__(self, samples: list[object]):
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> object:
+        return self.samples[index]
+
+
+@pytest.mark.parametrize("name", registry.entries)
+def test_what_a_trainer_makes_of_a_users_own_dataset_can_be_sent_to_another_process(name: str) -> None:
+    """Processes that read data are spawned on some systems: what they read from is pickled."""
+    debug = build(name, "debug")
+    made = [debug.feed.dataset[index] for index in range(4)]
+    samples = [{key: value for key, value in sample.items() if not key.endswith("_lengths")} for sample in made]
+    options = {"num_train_steps": 1, "batch_size": 2, "grad_accum_every": 1, "valid_frac": 0.5}
+    if name == "vqgan":
+        options["image_size"] = 32
+    trainer = type(debug)(debug.task.model, dataset=Own(samples), results_folder="own", **options)
+    for loader in (trainer.feed.train, trainer.feed.valid):
+        dataset, collate = pickle.loads(pickle.dumps((loader.dataset, loader.collate)))
+        assert collate([dataset[0]]).keys() == loader.collate([loader.dataset[0]]).keys()
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ DEFECTS = [
         (
             Edit(
                 TRAINERS,
-                '    "durations": Field(lambda value: False, "a float tensor [b, m] of seconds; by name only"),\n',
+                '    "durations": Field(by_name_only, "a float tensor [b, m] of seconds; by name only"),\n',
                 "",
             ),
         ),

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from helicon.data.dataset import BadFile, View
-from helicon.data.fields import LABEL, TEXT, Field, Routed
+from helicon.data.fields import LABEL, TEXT, Field, Routed, is_flag
 from helicon.data.files import Files, find_files, read_manifest
 from helicon.data.paired import Captions, CaptionSource, ColumnCaptions, captions_of, check_columns
 from helicon.data.recording import FOREIGN_EXTENSIONS, WAVE, Recording, SoundFile, Wave, is_wave, remedy
@@ -52,7 +52,7 @@ Rates = int | Mapping[str, int]
 Sample = dict[str, Any]
 
 AUDIO = Field(is_wave, WAVE)
-IS_END = Field(lambda value: isinstance(value, bool), "a bool")
+IS_END = Field(is_flag, "a bool")
 
 
 @dataclass(frozen=True)

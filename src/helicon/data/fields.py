@@ -8,6 +8,7 @@ what was found.
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from helicon.data.dataset import View
 class Field:
     """One entry of a family's samples."""
 
-    fits: Callable[[Any], bool]
+    fits: Callable[[Any], bool]  # not a lambda: datasets are pickled where processes that read data are spawned
     looks_like: str  # for the error message
     is_required: bool = True
 
@@ -34,6 +35,30 @@ def is_text(value: Any) -> bool:
 def is_label(value: Any) -> bool:
     is_scalar = isinstance(value, Tensor) and value.ndim == 0 and not value.is_floating_point()
     return is_scalar or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+
+
+def is_tensor(is_float: bool, *dimensions: int, width: int | None = None) -> Callable[[Any], bool]:
+    """Whether a value is a tensor of floats (or of whole numbers) with one of these numbers of dimensions, and so wide."""
+    return partial(_is_tensor, is_float, dimensions, width)
+
+
+def _is_tensor(is_float: bool, dimensions: tuple[int, ...], width: int | None, value: Any) -> bool:
+    is_one = isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
+    return is_one and (width is None or value.shape[-1] == width)
+
+
+def is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def are_flags(value: Any) -> bool:
+    """Whether a value is one flag for each row of a batch."""
+    return isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool
+
+
+def by_name_only(value: Any) -> bool:
+    """Of an entry that looks like another: it is never found by its type."""
+    return False
 
 
 TEXT = Field(is_text, "a string or a list of strings")
@@ -123,11 +148,4 @@ def _found(values: Sequence[Any]) -> str:
 def _described(fields: Mapping[str, Field]) -> str:
     return ", ".join(
         f"{name} ({field.looks_like}{'' if field.is_required else '; optional'})" for name, field in fields.items()
-    )
-
-
-def is_tensor(is_float: bool, *dimensions: int) -> Callable[[Any], bool]:
-    """Whether a value is a tensor of floats (or of whole numbers) with one of these numbers of dimensions."""
-    return lambda value: (
-        isinstance(value, Tensor) and value.is_floating_point() == is_float and value.ndim in dimensions
     )

@@ -39,7 +39,7 @@ from helicon.data.audio import (
 )
 from helicon.data.collate import Batch
 from helicon.data.dataset import View
-from helicon.data.fields import LABEL, TEXT, Field, route
+from helicon.data.fields import LABEL, TEXT, Field, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
@@ -55,24 +55,17 @@ SHORTEST_SEGMENT = 0.01  # seconds: shorter ones are meant otherwise
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
 
 
-def _whole(dimensions: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Tensor) and not value.is_floating_point() and value.ndim == dimensions
-
-
 TOKENS = {
-    "semantic_token_ids": Field(_whole(1), "an integer tensor [t]", is_required=False),
-    "token_ids": Field(_whole(2), "an integer tensor [t, q]", is_required=False),
+    "semantic_token_ids": Field(is_tensor(False, 1), "an integer tensor [t]", is_required=False),
+    "token_ids": Field(is_tensor(False, 2), "an integer tensor [t, q]", is_required=False),
 }
-NAMED = {"condition_ids": Field(_whole(1), "an integer tensor [q]", is_required=False)}  # which looks like the first
+# (It looks like the first of those.)
+NAMED = {"condition_ids": Field(is_tensor(False, 1), "an integer tensor [q]", is_required=False)}
 BESIDE = {
     "sample_hz": replace(LABEL, is_required=False),
     "texts": replace(TEXT, is_required=False),
     "is_end": replace(IS_END, is_required=False),
-    "text_embeds": Field(
-        lambda value: isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2,
-        "a float tensor [t, e]",
-        is_required=False,
-    ),
+    "text_embeds": Field(is_tensor(True, 2), "a float tensor [t, e]", is_required=False),
 }
 
 

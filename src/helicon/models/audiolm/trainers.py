@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from helicon.config import check
-from helicon.data.fields import TEXT, Field, is_tensor, route
+from helicon.data.fields import TEXT, Field, are_flags, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache
@@ -44,10 +43,7 @@ def batch_fields(stage: Stage) -> dict[str, Field]:
         "semantic_token_ids": Field(is_tensor(False, 2), "an integer tensor [b, t]"),
         "token_ids": Field(is_tensor(False, 3), "an integer tensor [b, t, q]"),
         "texts": TEXT,
-        "is_end": Field(
-            lambda value: isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool,
-            "a bool tensor [b]",
-        ),
+        "is_end": Field(are_flags, "a bool tensor [b]"),
     }
     if stage.wav2vec is not None:
         fields["raw_wave"] = Field(is_tensor(True, 2), "a float tensor [b, n]")

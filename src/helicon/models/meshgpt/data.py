@@ -3,7 +3,7 @@
 Letters: b batch, v vertices, f faces, n corners of a face, t tokens, q codes of a vertex.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -196,20 +196,19 @@ class Fields:
     @classmethod
     def of(cls, model: MeshAutoencoder | MeshTransformer, of_batches: bool) -> "Fields":
         start, more, corners = "b, " * of_batches, int(of_batches), model.num_vertices_per_face
-
-        def wide(is_float: bool, width: int) -> Callable[[Any], bool]:
-            fits = is_tensor(is_float, 2 + more)
-            return lambda value: fits(value) and value.shape[-1] == width
-
         others = {"texts": replace(TEXT, is_required=False)}
         if isinstance(model, MeshTransformer) and model.text_proj is not None:
             *_, weight = model.text_proj.parameters()
             size = weight.shape[1]
-            others["text_embeds"] = Field(wide(True, size), f"a float tensor [{start}t, {size}]", is_required=False)
+            others["text_embeds"] = Field(
+                is_tensor(True, 2 + more, width=size), f"a float tensor [{start}t, {size}]", is_required=False
+            )
         meshes = {
-            "vertices": Field(wide(True, 3), f"a float tensor [{start}v, 3]"),
-            "faces": Field(wide(False, corners), f"an integer tensor [{start}f, {corners}]"),
-            "face_edges": Field(wide(False, 2), f"an integer tensor [{start}e, 2]", is_required=False),
+            "vertices": Field(is_tensor(True, 2 + more, width=3), f"a float tensor [{start}v, 3]"),
+            "faces": Field(is_tensor(False, 2 + more, width=corners), f"an integer tensor [{start}f, {corners}]"),
+            "face_edges": Field(
+                is_tensor(False, 2 + more, width=2), f"an integer tensor [{start}e, 2]", is_required=False
+            ),
             **others,
         }
         if isinstance(model, MeshAutoencoder):

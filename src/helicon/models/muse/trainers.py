@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helicon.config import check, signature_without
 from helicon.data.dataset import View
-from helicon.data.fields import LABEL, TEXT, Field, Routed, route
+from helicon.data.fields import LABEL, TEXT, Field, Routed, is_tensor, route
 from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
 from helicon.data.paired import CaptionSource, FolderClasses
 from helicon.data.synthetic import SyntheticShapes
@@ -26,10 +26,7 @@ from helicon.models.muse.vqgan import VQGanVAE
 from helicon.nn.network import load_network
 
 # Batches of a user's own DataLoader.
-IMAGES = Field(
-    lambda value: isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point(),
-    "a float tensor [b, c, h, w] in [0, 1]",
-)
+IMAGES = Field(is_tensor(True, 4), "a float tensor [b, c, h, w] in [0, 1]")
 BATCH_FIELDS = {"images": IMAGES, "texts": replace(TEXT, is_required=False)}
 
 
@@ -404,23 +401,18 @@ def _maskgit_fields(maskgit: MaskGit, of_batches: bool) -> dict[str, Field]:
     """What a sample, or a whole batch of a user's own DataLoader, may hold for this network."""
     more = int(of_batches)
     start = "b, " if of_batches else ""
-
-    def whole(*dimensions: int) -> Any:
-        return lambda value: isinstance(value, Tensor) and not value.is_floating_point() and value.ndim in dimensions
-
     fields = {
         "images": IMAGES if of_batches else IMAGE,
-        "ids": Field(whole(1 + more, 2 + more), f"an integer tensor [{start}n] or [{start}h, w]"),
+        "ids": Field(is_tensor(False, 1 + more, 2 + more), f"an integer tensor [{start}n] or [{start}h, w]"),
         "texts": TEXT,
     }
     transformer = maskgit.transformer
     if maskgit.cond_image_size is not None:
         fields["cond_ids"] = replace(fields["ids"])
     if transformer.condition_on_text:
-        is_embedded = lambda value: isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 + more
-        fields["text_embeds"] = Field(is_embedded, f"a float tensor [{start}t, e]")
+        fields["text_embeds"] = Field(is_tensor(True, 2 + more), f"a float tensor [{start}t, e]")
         if of_batches:
-            fields["text_embeds_lengths"] = Field(whole(1), "an integer tensor [b]")
+            fields["text_embeds_lengths"] = Field(is_tensor(False, 1), "an integer tensor [b]")
     if transformer.class_emb is not None:
-        fields["classes"] = Field(whole(1), "an integer tensor [b]") if of_batches else LABEL
+        fields["classes"] = Field(is_tensor(False, 1), "an integer tensor [b]") if of_batches else LABEL
     return {name: replace(field, is_required=False) for name, field in fields.items()}

@@ -27,16 +27,14 @@ from helicon.models.soundstream.trainers import READY, at_rate, check_length, so
 TEXTS = ("texts", "text_token_ids")
 # What the network, and other families, call them.
 NAMES = {"wavs": "audio", "wave": "audio", "raw_wave": "audio", "raw_texts": "texts", "text": "texts"}
-IDS = Field(
-    lambda value: (
-        isinstance(value, Tensor)
-        and value.ndim == 1
-        and not value.is_floating_point()
-        and value.dtype not in (torch.bool, torch.int16)
-    ),
-    "an integer tensor [t]",
-    is_required=False,
-)
+
+
+def _are_ids(value: Any) -> bool:
+    is_whole = isinstance(value, Tensor) and value.ndim == 1 and not value.is_floating_point()
+    return is_whole and value.dtype not in (torch.bool, torch.int16)  # the second is a sound
+
+
+IDS = Field(_are_ids, "an integer tensor [t]", is_required=False)
 WHERE = (
     'captions="column" (of a manifest or a dataset with columns), "beside" (x.txt beside x.wav) or "folder" (its name)'
 )

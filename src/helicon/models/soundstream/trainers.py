@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helicon.config import check, signature_without
 from helicon.data.audio import AudioTransform, Recordings, TensorAudio, audio_data
-from helicon.data.fields import TEXT, Field, is_tensor, route
+from helicon.data.fields import TEXT, Field, are_flags, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
 from helicon.engine.task import Batch
@@ -26,11 +26,7 @@ logger = logging.getLogger(__name__)
 
 WAVES = Field(is_tensor(True, 2, 3), "a float tensor [b, n] or [b, c, n]")
 WHOLE = Field(is_tensor(False, 1), "an integer tensor [b]", is_required=False)
-FLAGS = Field(
-    lambda value: isinstance(value, Tensor) and value.ndim == 1 and value.dtype == torch.bool,
-    "a bool tensor [b]",
-    is_required=False,
-)
+FLAGS = Field(are_flags, "a bool tensor [b]", is_required=False)
 BATCH_FIELDS = {
     "audio": WAVES,
     "target": replace(WAVES, is_required=False),

@@ -40,7 +40,7 @@ from helicon.data.audio import (
 )
 from helicon.data.collate import Batch, collate
 from helicon.data.dataset import BadFile, View, keys_of
-from helicon.data.fields import Field, Routed, is_tensor
+from helicon.data.fields import Field, Routed, by_name_only, is_tensor
 from helicon.data.files import Files, seconds_in, words_in
 from helicon.data.paired import CaptionSource, ColumnCaptions, captions_of, check_columns
 from helicon.data.split import unwrapped
@@ -63,8 +63,8 @@ Sample = dict[str, Any]
 SPOKEN = ("phonemes", "durations")
 # (Of a tuple whose entries have no names, a text is the caption, and a float tensor the sound.)
 SPOKEN_FIELDS = {
-    "phonemes": Field(lambda value: False, "names, or an integer tensor [m]; by name only", is_required=False),
-    "durations": Field(lambda value: False, "a float tensor [m] of seconds; by name only", is_required=False),
+    "phonemes": Field(by_name_only, "names, or an integer tensor [m]; by name only", is_required=False),
+    "durations": Field(by_name_only, "a float tensor [m] of seconds; by name only", is_required=False),
     "semantic_token_ids": Field(is_tensor(False, 1), "an integer tensor [k]", is_required=False),
 }
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from helicon.config import check
-from helicon.data.fields import TEXT, Field, is_tensor, route
+from helicon.data.fields import TEXT, Field, by_name_only, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.engine.checkpoint import resolve
 from helicon.engine.feed import steps_of_epochs
@@ -42,8 +42,8 @@ _BATCH_FIELDS = {
     "feature_lengths": _lengths,
     "texts": TEXT,
     "phonemes": Field(is_tensor(False, 2), "an integer tensor [b, m], -1 past the end"),
-    "durations": Field(lambda value: False, "a float tensor [b, m] of seconds; by name only"),
-    "semantic_token_ids": Field(lambda value: False, "an integer tensor [b, k], -1 past the end; by name only"),
+    "durations": Field(by_name_only, "a float tensor [b, m] of seconds; by name only"),
+    "semantic_token_ids": Field(by_name_only, "an integer tensor [b, k], -1 past the end; by name only"),
 }
 BATCH_FIELDS = {name: replace(field, is_required=False) for name, field in _BATCH_FIELDS.items()}
 
