@@ -186,7 +186,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def is_good(folder: Path) -> bool:
-    """Whether the step before a checkpoint was finite. (The last one of a run is saved even if not.)"""
+    """Whether the step before a checkpoint was finite. (That of a run that was stopped is saved even if not.)"""
     try:
         return not json.loads((folder / TRAINER_FILE).read_text()).get("bad_in_a_row")
     except (OSError, ValueError):  # damaged

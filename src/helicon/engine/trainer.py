@@ -36,7 +36,7 @@ Logs = dict[str, Tensor]
 
 
 class TrainingDiverged(RuntimeError):
-    """The loss or the gradients were not finite for too many steps in a row."""
+    """The loss or the gradients were not finite for too many steps in a row, or at the end of the run."""
 
 
 class Trainer(Surface):
@@ -410,9 +410,14 @@ class Trainer(Surface):
         if self.device.type == "cuda":
             values["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self._log_at(pending.step, values)
-        if in_a_row >= self.options.max_bad_steps:
+        most = self.options.max_bad_steps
+        if pending.step == self.options.num_train_steps:
+            # A run that ends badly has not done its work. (One such step in fp16 is the loss scale trying a larger value.)
+            most = min(most, 1 if self.scale is None else 2)
+        if in_a_row >= most:
+            skipped = "a step that was skipped" if in_a_row == 1 else f"{in_a_row} steps, all skipped"
             raise TrainingDiverged(
-                f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
+                f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({skipped}); "
                 f"{self._last_good()}, with a lower lr or max_grad_norm"
             )
 
@@ -441,7 +446,7 @@ class Trainer(Surface):
 
     def _save_once(self, final: bool = False) -> None:
         """A checkpoint of this step, unless there is one. While steps are not finite none is made (the weights themselves may
-        be spoilt) until one is again, but for one at the end, which then pushes no earlier one out."""
+        be spoilt) until one is again, but for that of a run that is stopped, which then pushes no earlier one out."""
         self._report()
         if self._saved_step == self.step:
             return
