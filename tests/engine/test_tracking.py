@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,20 @@ def test_tensorboard_gets_the_numbers_and_a_resumed_run_takes_its_own_back() -> 
     events.Reload()
     found = {event.step: event.value for event in events.Scalars("loss")}
     assert found == pytest.approx({1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4, 5: 100.0})
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    report = reporter()
+    log_steps(report, 1, 3)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((RUN / "metrics.jsonl").stat().st_size + 5, most))
+    try:
+        report.log(3, {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    log_steps(report, 4, 6)
+    assert "the numbers of step 3 could not be written" in caplog.text
+    assert [line["step"] for line in lines()] == [1, 2, 4, 5]
 
 
 def test_a_disk_that_is_full_ends_tensorboard_and_not_the_run(

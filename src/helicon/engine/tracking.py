@@ -3,9 +3,10 @@
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,24 @@ class Reporter:
         if not self.active:
             return
         self._latest |= values
-        line = json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}})
-        try:
-            with (self.run / METRICS_FILE).open("a") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            logger.error("the numbers of step %d could not be written (%s); the run goes on", step, error)
+        self._to_file(step, values)
         self._to_tensorboard(step, values)
         status = self._status()
         if self._progress is not None:
             self._progress.update(self._task, completed=step, status=status)
         else:
             self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True, markup=False)
+
+    def _to_file(self, step: int, values: Mapping[str, float]) -> None:
+        path = self.run / METRICS_FILE
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}}) + "\n")
+        except OSError as error:
+            logger.error("the numbers of step %d could not be written (%s); the run goes on", step, error)
+            with suppress(OSError):
+                os.truncate(path, before)  # or half a line would run into the next one
 
     def _to_tensorboard(self, step: int, values: Mapping[str, float]) -> None:
         try:
