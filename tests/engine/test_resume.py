@@ -1,11 +1,16 @@
 """A run that is killed, over and over and in the middle of a save, ends as if nothing had happened."""
 
+import fcntl
 import itertools
 import json
 import os
+import pty
 import random
 import signal
+import sys
+import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -156,7 +161,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_used(
     assert numbers("run") == numbers("whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
     def work() -> None:
         trainer("run", steps=10**6, save_model_every=10**6, val_every=10**6, save_results_every=10**6).train()
@@ -167,11 +172,64 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
     )
     code = children.kill(child, number)
     said = Path("said.txt").read_text().replace("\n", " ")
-    assert code == (143 if number == signal.SIGTERM else 130)
+    assert code == 128 + number
     assert f"stopped by {number.name} at step" in said
     assert "continue with: the same trainer with resume=True" in said
     resumed = trainer("run", steps=10**6)
     assert resumed.step == int(checkpoints(Path("run"))[-1].name.removeprefix("step-")) > 3
+
+
+def test_a_run_whose_terminal_is_closed_is_saved() -> None:
+    """Whatever is written to a terminal that is gone fails."""
+    terminal, end = pty.openpty()
+
+    def work() -> None:
+        os.close(terminal)
+        os.setsid()
+        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+        sys.stdout = os.fdopen(end, "w")
+        run = trainer("run", steps=10**6, save_model_every=10**6, val_every=10**6, save_results_every=10**6)
+        assert run.reporter.console.is_terminal
+        run.train()
+
+    child = children.start(work)
+    os.close(end)
+    os.set_blocking(terminal, False)
+
+    def has_begun() -> bool:
+        with suppress(BlockingIOError):
+            os.read(terminal, 10**6)  # or the child would wait for its terminal
+        return Path("run/metrics.jsonl").exists() and len(Path("run/metrics.jsonl").read_text().splitlines()) > 3
+
+    children.wait_for(has_begun)
+    os.close(terminal)
+    assert children.finish(child) == 129
+    assert newest_whole(Path("run")) is not None
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_second_sighup_does_not_cut_the_save_short(first: signal.Signals) -> None:
+    """A shell passes on the one it got from its terminal, and a system that logs a user out sends it behind SIGTERM."""
+    run = trainer("run", steps=10)
+
+    def hang_up(_: object) -> None:
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    with pytest.raises(SystemExit) as raised:
+        run.train(hang_up)
+    assert raised.value.code == 128 + first
+    assert newest_whole(Path("run")).name == "step-00000002"
+
+
+def test_a_run_under_nohup_goes_on_without_its_terminal() -> None:
+    run = trainer("run", steps=4)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run.train(lambda _: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert run.step == 4
 
 
 def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

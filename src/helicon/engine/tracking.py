@@ -59,9 +59,18 @@ class Reporter:
             self._task = self._progress.add_task(self.title, total=self.total_steps, completed=step, status="")
             self._progress.start()
 
+    @contextmanager
+    def _on_console(self) -> Iterator[None]:
+        """A terminal that has been closed is told nothing more; the run goes on, or saves what it has learned."""
+        try:
+            yield
+        except OSError:
+            self.console.quiet, self._progress = True, None
+
     def advance(self, step: int) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step)
+        with self._on_console():
+            if self._progress is not None:
+                self._progress.update(self._task, completed=step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One line of numbers, everywhere."""
@@ -71,10 +80,11 @@ class Reporter:
         self._to_file(step, values)
         self._to_tensorboard(step, values)
         status = self._status()
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, status=status)
-        else:
-            self.console.print(f"{self.title} step {step}/{self.total_steps} {status}", soft_wrap=True, markup=False)
+        with self._on_console():
+            if self._progress is not None:
+                self._progress.update(self._task, completed=step, status=status)
+            else:
+                self.say(f"{self.title} step {step}/{self.total_steps} {status}")
 
     def _to_file(self, step: int, values: Mapping[str, float]) -> None:
         path = self.run / METRICS_FILE
@@ -106,12 +116,14 @@ class Reporter:
         return "  ".join(parts)
 
     def say(self, message: str) -> None:
-        self.console.print(message, soft_wrap=True, markup=False)
+        with self._on_console():
+            self.console.print(message, soft_wrap=True, markup=False)
 
     def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        with self._on_console():
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
         if self._tensorboard is not None:
             try:
                 self._tensorboard.close()

@@ -501,8 +501,9 @@ class Trainer(Surface):
                 self.reporter.start(self.step)
                 self.trackers.start(self.name, self._hyper_parameters())
                 if threading.current_thread() is threading.main_thread():
-                    for number in (signal.SIGINT, signal.SIGTERM):
-                        handlers[number] = signal.signal(number, self._on_signal)
+                    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # which is nohup's
+                            handlers[number] = signal.signal(number, self._on_signal)
                 with self._mode(True):
                     self._inside_session = True
                     yield
@@ -518,9 +519,10 @@ class Trainer(Surface):
                 self._batches = self._ahead = self._pending = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self._signal is not None:
+        if self._signal is None:
+            self._signal = number
+        elif number != signal.SIGHUP:  # a terminal that closes may send it twice, or behind another
             signal.default_int_handler(number, frame)  # asked twice: stop now
-        self._signal = number
 
     # ------------------------------------------------------------------ setting up
 
