@@ -578,3 +578,12 @@ def test_what_is_refused_raises_the_sentence_of_the_page(name: str, refused: str
     else:
         with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
             BUILDERS[name](**{refused: REFUSED_VALUES.get(refused, True)})
+
+
+def test_a_name_without_a_counterpart_says_what_to_use_instead() -> None:
+    section = PAGE.read_text().partition("## Names that have no counterpart")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+    assert rows.keys() == helicon._instead.keys() and len(rows) > 4
+    for name, sentence in rows.items():
+        with pytest.raises(ImportError, match=re.escape(f"helicon has no {name}: {sentence}")):
+            exec(f"from helicon import {name}")

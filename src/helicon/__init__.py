@@ -85,8 +85,22 @@ _home = {
 
 __all__ = [*_home, "__version__"]
 
+# Names of other packages that have no counterpart here, and what takes their place.
+_optimizer = "the optimizer and its schedule are options of every trainer: optimizer, lr, wd, betas, warmup_steps, scheduler, max_grad_norm"
+_tokenize = "helicon tokenize keeps the codes of meshes with their texts in one cache"
+_instead = {
+    "cache_face_edges_for_dataset": "leave the decorator out: edges are found where they are needed",
+    "cache_text_embeds_for_dataset": f"leave the decorator out: {_tokenize}",
+    "OptimizerWithWarmupSchedule": _optimizer,
+    "get_optimizer": _optimizer,
+    "AudioConditionerBase": "an audio_conditioner is a MuLaNEmbedQuantizer, or any torch module that is called with wavs= or texts= and namespace=",
+    "TextToSemantic": "text_to_semantic is a SemanticTransformerWrapper with its wav2vec and unique_consecutive=False",
+}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _instead:  # (Of an AttributeError, `from helicon import ...` would not show the sentence.)
+        raise ImportError(f"helicon has no {name}: {_instead[name]}")
     if name not in _home:
         raise AttributeError(f"module 'helicon' has no attribute {name!r}")
     return getattr(importlib.import_module(_home[name]), name)
