@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 import helicon
 from helicon import registry
-from helicon.config import load_recipe, recipe_names
+from helicon.config import load_recipe, recipe_names, signature_without
 from helicon.engine.trainer import Trainer
 
 
@@ -45,6 +46,30 @@ def test_the_validation_loss_falls(name: str) -> None:
     before = trainer.validate()["valid_loss"]
     trainer.train()
     assert trainer.validate()["valid_loss"] < before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "how"),
+    [
+        ("muse/maskgit", "vae", "train muse/vqgan"),
+        ("meshgpt/transformer", "autoencoder", "train meshgpt/autoencoder"),
+        ("audiolm/coarse", "codec", "train soundstream/soundstream"),
+        ("audiolm/semantic", "wav2vec", "fit-kmeans"),
+        ("musiclm/semantic", "audio_conditioner", "fit-kmeans --model RUN, of a MuLaN"),
+        ("voicebox/voicebox-debug", "vocoder", "train voicebox/vocoder"),
+        ("voicebox/voicebox-debug", "audio_enc_dec", "train voicebox/vocoder"),
+        ("voicebox/voicebox-debug", "duration_predictor", "train voicebox/durations"),
+        ("voicebox/voicebox-debug", "text_to_semantic", "train audiolm/semantic"),
+    ],
+)
+def test_a_stage_that_is_not_there_is_told_with_its_key_and_how_to_make_one(recipe: str, key: str, how: str) -> None:
+    others = {"codec", "wav2vec", "audio_conditioner", "vocoder"} - {key}
+    sections = registry.entries[load_recipe(recipe).trains].recipe_sections()
+    nothing = [f"model.{other}=null" for other in others if other in signature_without(sections["model"]).parameters]
+    read = load_recipe(recipe, [f"model.{key}=absent", *nothing])
+    sentence = f"model.{key}: there is no checkpoint or run folder at absent; make one first (helicon {how}), or"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        registry.build_trainer(read)
 
 
 class Own(Dataset):

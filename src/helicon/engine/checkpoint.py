@@ -28,7 +28,16 @@ from typing import Any
 
 from torch import Tensor
 
-from helicon.nn.network import CONFIG_FILE, EMA_FILE, WEIGHTS_FILE, load_state, save_state, sha256
+from helicon.nn.network import (
+    CONFIG_FILE,
+    EMA_FILE,
+    WEIGHTS_FILE,
+    Network,
+    load_network,
+    load_state,
+    save_state,
+    sha256,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -231,6 +240,15 @@ def resolve(path: Path) -> Path:
     elif not (path / CONFIG_FILE).exists():
         raise FileNotFoundError(f"{path} is neither a run, a checkpoint nor a saved network: it has no {CONFIG_FILE}")
     return path
+
+
+def load_stage(source: str | Path, key: str, how: str) -> Network:
+    """The network that a recipe's `key` names; `how` is the command that makes one."""
+    try:
+        folder = resolve(Path(source))
+    except FileNotFoundError as error:
+        raise ValueError(f"{key}: {error}; make one first ({how}), or give the folder of another") from error
+    return load_network(folder)
 
 
 @dataclass(frozen=True)

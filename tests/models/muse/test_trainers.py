@@ -239,7 +239,7 @@ def test_a_model_section_finds_its_tokenizer():
     assert torch.equal(network.tokenize(images), vae.eval().encode(images)[1])
     network.save("maskgit")
     with pytest.raises(
-        ValueError, match=r"no checkpoint or run folder at absent: train the tokenizer first .* model\.vae=RUN"
+        ValueError, match=r"model\.vae: there is no checkpoint or run folder at absent; .* \(helicon train muse/vqgan\)"
     ):
         maskgit(vae="absent")
     with pytest.raises(ValueError, match="holds a MaskGit, not a VQGanVAE"):

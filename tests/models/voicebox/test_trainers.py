@@ -431,6 +431,10 @@ def test_what_is_built_from_folders() -> None:
             "model.tokenizer.phonemes_of='nowhere' is not there: name a manifest",
         ),
         ({"audio_enc_dec": MEL, "tokenizer": "vocoder"}, "holds a Vocoder, not a SymbolTokenizer"),
+        (
+            {"audio_enc_dec": MEL, "tokenizer": "charcters"},
+            "model.tokenizer='charcters' is neither characters nor the folder of a saved tokenizer",
+        ),
         ({"audio_enc_dec": "letters"}, "holds a CharacterTokenizer, not a feature space, a codec or a vocoder"),
         ({"audio_enc_dec": "codec", "vocoder": "vocoder"}, "makes the frames of a MelVoco audible"),
         ({"audio_enc_dec": MEL, "text_to_semantic": "letters"}, "holds a CharacterTokenizer, not a semantic stage"),

@@ -12,7 +12,7 @@ from helicon.data.fields import TEXT, Field, are_flags, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokens import TokenCache
-from helicon.engine.checkpoint import resolve
+from helicon.engine.checkpoint import load_stage
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.audiolm.data import END_PROB, TOKENS, AudioTokenizer, cached_audio, sounds_for
@@ -32,7 +32,7 @@ from helicon.models.audiolm.wrappers import (
 )
 from helicon.models.semantic.tokenizer import MelKmeans
 from helicon.models.soundstream.model import SoundStream
-from helicon.nn.network import Network, load_network
+from helicon.nn.network import Network
 
 NUM_MADE_UP = 64  # sounds that a tokenizer is fitted to where a recipe names none
 
@@ -415,7 +415,7 @@ def build_delayed(
 def _codec(source: str | Path | Mapping[str, Any] | None) -> Any:
     if isinstance(source, Mapping):
         return SoundStream(**check(SoundStream, source, "model.codec"))
-    return _loaded(source, "codec", ("encode", "decode"), "a codec")
+    return _loaded(source, "codec", ("encode", "decode"), "a codec", "helicon train soundstream/soundstream")
 
 
 def _semantic(source: str | Path | Mapping[str, Any] | None) -> Any:
@@ -426,14 +426,14 @@ def _semantic(source: str | Path | Mapping[str, Any] | None) -> Any:
         frames = NUM_MADE_UP * tokenizer.sample_hz // tokenizer.downsample_factor
         tokenizer.fit([(waves, None)], num_frames=frames)
         return tokenizer
-    return _loaded(
-        source, "wav2vec", ("code_lengths", "groups"), "a semantic tokenizer (`helicon fit-kmeans` makes one)"
-    )
+    return _loaded(source, "wav2vec", ("code_lengths", "groups"), "a semantic tokenizer", "helicon fit-kmeans")
 
 
 def _conditioner(source: str | Path | None) -> Any:
-    wanted = "what makes codes of sounds and texts (`helicon fit-kmeans --model RUN` does it, of a MuLaN)"
-    return _loaded(source, "audio_conditioner", ("codes", "initial_embeddings"), wanted)
+    how = "helicon fit-kmeans --model RUN, of a MuLaN"
+    return _loaded(
+        source, "audio_conditioner", ("codes", "initial_embeddings"), "what makes codes of sounds and texts", how
+    )
 
 
 def _conditioned(conditioner: Any) -> dict[str, Any]:
@@ -441,10 +441,12 @@ def _conditioned(conditioner: Any) -> dict[str, Any]:
     return {} if conditioner is None else {"audio_text_condition": True}
 
 
-def _loaded(source: str | Path | None, name: str, members: Sequence[str], wanted: str) -> Network | None:
+def _loaded(source: str | Path | None, name: str, members: Sequence[str], wanted: str, how: str) -> Network | None:
     if source is None:
         return None
-    network = load_network(resolve(Path(source)))
+    network = load_stage(source, f"model.{name}", how)
     if not all(hasattr(network, member) for member in members):
-        raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not {wanted}")
+        raise ValueError(
+            f"model.{name}={str(source)!r} holds a {type(network).__name__}, not {wanted}: make one ({how})"
+        )
     return network

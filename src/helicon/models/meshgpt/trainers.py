@@ -15,7 +15,7 @@ from torch import Tensor
 from helicon.config import check, signature_without
 from helicon.data.mesh_data import collate_meshes
 from helicon.data.paired import CaptionSource
-from helicon.engine.checkpoint import resolve
+from helicon.engine.checkpoint import load_stage
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.meshgpt.autoencoder import MeshAutoencoder
@@ -32,7 +32,7 @@ from helicon.models.meshgpt.data import (
 )
 from helicon.models.meshgpt.task import MeshAutoencoderTask, MeshTransformerTask
 from helicon.models.meshgpt.transformer import MeshTransformer
-from helicon.nn.network import Network, load_network
+from helicon.nn.network import Network
 
 # The names another package has for the options of averaged weights; those that are None have no effect here.
 EMA_OPTIONS = {
@@ -74,7 +74,7 @@ def _loaded(source: str | Path | Mapping[str, Any] | None) -> Network | None:
         return None
     if isinstance(source, Mapping):
         return MeshAutoencoder(**check(MeshAutoencoder, source, "model.autoencoder"))
-    network = load_network(resolve(Path(source)))
+    network = load_stage(source, "model.autoencoder", "helicon train meshgpt/autoencoder")
     if not isinstance(network, MeshTokenizerNetwork):
         raise ValueError(
             f"model.autoencoder={str(source)!r} holds a {type(network).__name__}, not a MeshAutoencoder or a "

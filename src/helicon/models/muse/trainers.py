@@ -16,14 +16,13 @@ from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
 from helicon.data.paired import CaptionSource, FolderClasses
 from helicon.data.synthetic import SyntheticShapes
 from helicon.data.tokens import TokenCache, Tokenizer, is_token_cache
-from helicon.engine.checkpoint import resolve
+from helicon.engine.checkpoint import load_stage
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
 from helicon.models.muse.maskgit import MaskGit, token_ids
 from helicon.models.muse.task import MaskGitTask, VQGanVAETask
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
-from helicon.nn.network import load_network
 
 # Batches of a user's own DataLoader.
 IMAGES = Field(is_tensor(True, 4), "a float tensor [b, c, h, w] in [0, 1]")
@@ -230,13 +229,7 @@ def _tokenizer(source: str | Path | Mapping[str, Any] | None, name: str) -> VQGa
         return None
     if isinstance(source, Mapping):
         return VQGanVAE(**check(VQGanVAE, source, f"model.{name}"))
-    try:
-        folder = resolve(Path(source))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{error}: train the tokenizer first (helicon train muse/vqgan), or name the run of another with model.{name}=RUN"
-        ) from error
-    network = load_network(folder)
+    network = load_stage(source, f"model.{name}", "helicon train muse/vqgan")
     if not isinstance(network, VQGanVAE):
         raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not a VQGanVAE")
     return network

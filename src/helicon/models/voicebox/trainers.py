@@ -13,7 +13,7 @@ from torch import Tensor
 from helicon.config import check
 from helicon.data.fields import TEXT, Field, by_name_only, is_tensor, route
 from helicon.data.paired import CaptionSource
-from helicon.engine.checkpoint import resolve
+from helicon.engine.checkpoint import load_stage
 from helicon.engine.feed import steps_of_epochs
 from helicon.engine.options import TrainerOptions
 from helicon.engine.task import Batch
@@ -29,9 +29,10 @@ from helicon.models.voicebox.task import VoiceBoxTask
 from helicon.models.voicebox.text import CharacterTokenizer, PhonemeInventory, PhonemeTokenizer, SymbolTokenizer
 from helicon.models.voicebox.vocoder import Vocoder
 from helicon.nn.lengths import before
-from helicon.nn.network import Network, load_network
+from helicon.nn.network import Network
 
 WARMUP = ("warmup_steps", "num_warmup_steps")
+TRAIN_VOCODER = "helicon train voicebox/vocoder"
 NUM_MADE_UP = 200  # utterances with every phoneme of made-up speech among them
 
 _lengths = Field(is_tensor(False, 1), "an integer tensor [b]")
@@ -235,8 +236,8 @@ def build_voicebox(
         text_to_semantic: a run of an AudioLM's semantic stage.
     """
     space = _feature_space(audio_enc_dec, vocoder)
-    durations = _loaded(duration_predictor, "duration_predictor", DurationPredictor)
-    semantic: Any = None if text_to_semantic is None else load_network(resolve(Path(text_to_semantic)))
+    durations = _loaded(duration_predictor, "duration_predictor", DurationPredictor, "helicon train voicebox/durations")
+    semantic = _loaded(text_to_semantic, "text_to_semantic", Network, "helicon train audiolm/semantic")
     reader = _tokenizer(tokenizer)
     _check_predictor(durations, reader, duration_predictor)
     sizes = {}
@@ -286,13 +287,13 @@ def build_durations(
 
 
 def _feature_space(source: str | Path | Mapping[str, Any] | None, vocoder: str | Path | None) -> Any:
-    speaker = _loaded(vocoder, "vocoder", Vocoder)
+    speaker = _loaded(vocoder, "vocoder", Vocoder, TRAIN_VOCODER)
     if isinstance(source, Mapping) and "model" in source:
         found: Any = EncodecVoco(**check(EncodecVoco, source, "model.audio_enc_dec"))
     elif isinstance(source, Mapping):
         return MelVoco(**check(MelVoco, source, "model.audio_enc_dec"), vocoder=speaker)
     else:
-        found = speaker if source is None else load_network(resolve(Path(source)))
+        found = speaker if source is None else load_stage(source, "model.audio_enc_dec", TRAIN_VOCODER)
     if isinstance(found, Vocoder):
         return MelVoco.of(found)
     if speaker is not None:
@@ -312,7 +313,11 @@ def _tokenizer(source: str | Path | Mapping[str, Any] | None) -> Any:
     if source == "characters":
         return CharacterTokenizer()
     if not isinstance(source, Mapping):
-        return _loaded(source, "tokenizer", SymbolTokenizer)
+        if source is not None and not Path(source).expanduser().exists():
+            raise ValueError(
+                f"model.tokenizer={str(source)!r} is neither characters nor the folder of a saved tokenizer: give one of these, or keywords"
+            )
+        return _loaded(source, "tokenizer", SymbolTokenizer, "save_pretrained of a tokenizer")
     if "phonemes_of" in source:
         if len(source) > 1:
             raise ValueError("model.tokenizer: phonemes_of tells all there is to know, give it alone")
@@ -332,10 +337,10 @@ def _tokenizer(source: str | Path | Mapping[str, Any] | None) -> Any:
     return kind(**check(kind, source, "model.tokenizer"))
 
 
-def _loaded(source: str | Path | None, name: str, kind: type[Network]) -> Any:
+def _loaded(source: str | Path | None, name: str, kind: type[Network], how: str) -> Any:
     if source is None:
         return None
-    network = load_network(resolve(Path(source)))
+    network = load_stage(source, f"model.{name}", how)
     if not isinstance(network, kind):
         raise ValueError(f"model.{name}={str(source)!r} holds a {type(network).__name__}, not a {kind.__name__}")
     return network
