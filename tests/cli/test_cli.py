@@ -44,10 +44,13 @@ def toy_sections() -> Mapping[str, Any]:
     return {"model": Line, "data": Points, "trainer": signature_without(ToyTrainer, "task")}
 
 
+TOY = SimpleNamespace(recipe_sections=toy_sections, summary="lines through points")
+
+
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a recipe of the toy family."""
-    monkeypatch.setattr(registry, "entries", {"toy": SimpleNamespace(recipe_sections=toy_sections)}, raising=False)
+    monkeypatch.setattr(registry, "entries", {"toy": TOY}, raising=False)
     monkeypatch.setattr(registry, "build_trainer", build_toy, raising=False)
     monkeypatch.delenv("HELICON_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -202,10 +205,21 @@ def shipped(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_recipes_lists_what_is_shipped(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    (shipped / "muse" / "vqgan.yaml").write_text(RECIPE)
     result = call("recipes")
     assert result.exit_code == 0
-    (row,) = [line.split() for line in result.stdout.splitlines() if "vqgan-demo" in line]
-    assert row == ["muse/vqgan-demo", "A", "line", "through", "points.", "(a", "second)"]
+    assert result.stdout.splitlines()[:3] == ["muse", "  lines through points", "    muse/vqgan  muse/vqgan-demo"]
+
+
+def test_recipes_tells_more_of_a_family_or_of_one_recipe(shipped: Path) -> None:
+    (shipped / "other").mkdir()
+    (shipped / "other" / "vqgan.yaml").write_text(RECIPE)
+    for asked in ("muse", "muse/vqgan-demo"):
+        result = call("recipes", asked)
+        assert result.exit_code == 0
+        lines = ["A line through points.", "Command: helicon train toy.yaml", "Time: a second"]
+        assert result.stdout.splitlines() == ["muse/vqgan-demo", *(f"  {line}" for line in lines)]
+    assert_one_sentence(call("recipes", "mouse"), "there is no family and no recipe 'mouse': did you mean muse?")
 
 
 def helicon_process(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
