@@ -14,7 +14,16 @@ import pytest
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from helicon.config import ConfigError, Recipe, check, load_recipe, recipe_names, signature_without
+from helicon.config import (
+    ConfigError,
+    Recipe,
+    argument_texts,
+    check,
+    load_recipe,
+    recipe_names,
+    setting_of,
+    signature_without,
+)
 from helicon.nn.network import Network
 
 RECIPE = """\
@@ -309,3 +318,42 @@ def test_without_pydantic_names_are_still_checked(
     assert "pydantic is not installed" in caplog.text
     with pytest.raises(ConfigError, match=r"did you mean seed?"):
         check(data, {"sede": 1}, "data")
+
+
+class Base:
+    def __init__(self, first: int, second: str = "x"):
+        """
+        Args:
+            first, second: what both
+                are.
+        """
+
+
+class Derived(Base):
+    def __init__(self, second: str, third: bool = True):
+        """Something else: no argument.
+
+        Args:
+            second: another.
+            The others: see `Base`.
+        """
+
+
+def test_docstrings_tell_of_arguments_also_those_of_a_base_class() -> None:
+    assert argument_texts(Base) == {"first": "what both are.", "second": "what both are."}
+    told = argument_texts(Derived)
+    assert (told["first"], told["second"]) == ("what both are.", "another.") and "third" not in told
+
+
+def test_a_setting_is_written_as_a_recipe_has_it() -> None:
+    def build(
+        size: Sequence[int] | None = None, *, kind: Literal["a", "b"] = "a", flag: bool = False, rest=(1, 2)
+    ) -> None: ...
+
+    listed = [setting_of(parameter) for parameter in signature_without(build).parameters.values()]
+    assert listed == [
+        "size: Sequence[int] or null = null",
+        'kind: a or b = "a"',
+        "flag: true or false = false",
+        "rest = [1, 2]",
+    ]

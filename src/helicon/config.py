@@ -139,6 +139,23 @@ def signature_without(constructor: Constructor, *names: str) -> inspect.Signatur
     return inspect.Signature(keyword_only)
 
 
+def setting_of(parameter: inspect.Parameter) -> str:
+    """A parameter as a line of a listing, in the words and values of a recipe: `lr: float = 0.001`."""
+    kind = "" if parameter.annotation is parameter.empty else f": {_type_name(parameter.annotation)}"
+    default = json.dumps(parameter.default, default=str, ensure_ascii=False)
+    return f"{parameter.name}{kind}" + ("" if parameter.default is parameter.empty else f" = {default}")
+
+
+def argument_texts(constructor: Callable[..., Any]) -> dict[str, str]:
+    """What the docstrings of a class (and of those it derives from) say of the constructor's arguments."""
+    found: dict[str, str] = {}
+    for kind in reversed(inspect.getmro(constructor)):  # type: ignore[arg-type]
+        _, _, section = (inspect.getdoc(kind.__init__) or "").partition("Args:\n")  # type: ignore[misc]
+        for names, words in re.findall(r"^ {4}([\w, ]+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
+            found |= dict.fromkeys(names.split(", "), " ".join(words.split()))
+    return found
+
+
 def _find(source: str | Path, search: Sequence[Path]) -> tuple[Path, str]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():

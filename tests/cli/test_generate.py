@@ -195,7 +195,9 @@ def test_options_reach_the_network(made: Path) -> None:
     (picture,) = expected(helicon.load(made / "words"), "a", seed=0, **chosen)
     assert (pixels("out.png") == picture).all()
     assert opened("out.webp").format == "WEBP"
-    assert "sampler: Literal['confidence', 'reference', 'halton'] = 'confidence'" in said(made / "words", "--options")
+    listed = said(made / "words", "--options")
+    assert 'sampler: confidence or reference or halton = "confidence"\n    which tokens are filled in first' in listed
+    assert "negative_texts: Sequence[str] or null = null\n    what the pictures shall not be" in listed
 
 
 def test_classes_and_nothing_at_all(made: Path) -> None:

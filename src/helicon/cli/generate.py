@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helicon.cli.progress import progress
-from helicon.config import ConfigError, check, parse_yaml, signature_without
+from helicon.cli.recipes import say
+from helicon.config import ConfigError, argument_texts, check, parse_yaml, setting_of, signature_without
 
 if TYPE_CHECKING:
     from helicon.nn.network import Network
@@ -117,7 +118,11 @@ def generate(
     inputs, runs = given(all_inputs), given(all_runs)
     own = signature_without(build, "network", "texts", *all_inputs, *all_runs)
     if options:
-        typer.echo("\n".join(str(parameter) for parameter in own.parameters.values()))
+        texts_of = argument_texts(build)
+        for name, parameter in own.parameters.items():
+            typer.echo(setting_of(parameter))
+            if name in texts_of:
+                say(texts_of[name], indent=4)
         return
     chosen = check(own, parsed(settings or ()), "generate")
     for name in {**inputs, **runs}.keys() - inspect.signature(build).parameters.keys():

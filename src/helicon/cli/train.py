@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from helicon.config import ConfigError, Constructor, Recipe, load_recipe, nearest, signature_without
+from helicon.config import ConfigError, Constructor, Recipe, load_recipe, nearest, setting_of, signature_without
 
 RECIPE_FILE = "recipe.yaml"
 
@@ -35,7 +35,7 @@ def train(
 
 
 def keys_of(recipe: Recipe) -> Iterator[str]:
-    """Every argument of a recipe's sections, as a signature would have it: `trainer.lr: float = 0.001`."""
+    """Every argument of a recipe's sections: `trainer.lr: float = 0.001`."""
     from helicon.engine.options import ALIASES
 
     for section, constructor in sections(recipe.trains).items():
@@ -44,7 +44,7 @@ def keys_of(recipe: Recipe) -> Iterator[str]:
             if name in ALIASES and name not in given:
                 continue
             shown = parameter.replace(default=given[name]) if name in given else parameter
-            yield f"{section}.{shown}"
+            yield f"{section}.{setting_of(shown)}"
 
 
 def sections(trains: str) -> Mapping[str, Constructor]:

@@ -50,8 +50,11 @@ class SoundMaker:
             fine_max_frames: as many frames as the fine stage learned from: longer sounds are made piece by piece.
             seconds: the most that a sound lasts, its prompt with it; by default as long as what the AudioLM learned from, where it
                 knows that, or 512 frames of the codec.
-            temperature, top_k, top_p, filter_thres, cond_scale: how tokens are drawn, in all stages. By default filter_thres is
-                0.9, or nothing where there is a top_k or a top_p.
+            temperature: of the tokens, in all stages; 0 takes the likeliest.
+            top_k: tokens are drawn from so many of the likeliest.
+            top_p: tokens are drawn from the likeliest whose probabilities add up to it.
+            filter_thres: tokens are drawn from the likeliest 1 - filter_thres of all; by default 0.9, or nothing beside top_k or top_p.
+            cond_scale: how closely the text is followed; 1 is no guidance.
         """
         Sampling(temperature, top_k, top_p, filter_thres, cond_scale)  # which refuses numbers that cannot be
         self.network = _whole(network, coarse, fine, fine_max_frames)

@@ -82,8 +82,13 @@ class MeshMaker:
                 whole mesh, of any size.
             num_faces: about how many faces to make, of a network that is conditioned on it.
             max_seq_len: the most tokens of a mesh, those of the prompt among them; by default as many as the network was built for.
-            temperature, top_k, top_p, filter_thres, cond_scale, remove_parallel_component, rescale_phi: how tokens are drawn; see
-                `MeshTransformer.generate`.
+            temperature: of the tokens; 0 takes the likeliest.
+            top_k: tokens are drawn from so many of the likeliest.
+            top_p: tokens are drawn from the likeliest whose probabilities add up to it.
+            filter_thres: tokens are drawn from the likeliest 1 - filter_thres of all; by default 0.9, or nothing beside top_k or top_p.
+            cond_scale: how closely the text is followed; 1 is no guidance.
+            remove_parallel_component: guidance leaves out the part of its change that is parallel to the logits.
+            rescale_phi: how much of the spread that logits have without guidance is given back to guided ones.
         """
         assert isinstance(network, MeshTransformer)
         if network.autoencoder is None:

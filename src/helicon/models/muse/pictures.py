@@ -73,7 +73,21 @@ class PictureMaker:
             extend: how many pixels to add to `image` at its left, top, right and bottom, which must make it square; the whole is then
                 scaled to the network's `image_size`.
             superres: enlarges the pictures that `network` makes.
-            options: those of `MaskGit.generate`; `superres_timesteps` are the steps of the second stage.
+            superres_timesteps: the steps of the second stage.
+            options: those of `MaskGit.generate`, which are:
+            negative_texts: what the pictures shall not be; guidance leads away from it.
+            fmap_size: tokens a side; no other number than that of the pictures the network learned from.
+            timesteps: in how many steps the tokens of a picture are filled in.
+            sampler: which tokens are filled in first: those the network is surest of (confidence, or reference as the package
+                muse-maskgit-pytorch does it), or those of places spread evenly over the picture (halton).
+            temperature: of the tokens; 0 takes the likeliest.
+            topk_filter_thres: tokens are drawn from the likeliest 1 - topk_filter_thres of the codebook.
+            choice_temperature: of the noise on the confidence, at the first step.
+            can_remask_prev_masked: tokens that stayed may be masked again.
+            force_not_use_token_critic: choose by the network's own confidence, even where it has a critic.
+            critic_noise_scale: of the noise on the critic's scores, at the first step.
+            cond_scale: how closely the text is followed; 1 is no guidance.
+            cond_scale_schedule: linear begins with no guidance, and ends with cond_scale.
         """
         if superres is not None:
             network = _two_stages(network, superres)
