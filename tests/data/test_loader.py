@@ -310,7 +310,9 @@ def test_ranks_and_resumed_runs_share_one_list(tmp_path: Path):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_nothing_readable_is_an_error_with_an_example(tmp_path: Path, num_workers: int):
+def test_nothing_readable_is_one_error_with_an_example(
+    tmp_path: Path, num_workers: int, caplog: pytest.LogCaptureFixture
+):
     loader = Loader(
         Numbers(5, bad=tuple(range(5))), batch_size=2, num_workers=num_workers, bad_files=tmp_path / "bad.txt"
     )
@@ -318,6 +320,7 @@ def test_nothing_readable_is_an_error_with_an_example(tmp_path: Path, num_worker
         take(loader, 1)
     assert "Traceback" not in str(error.value)
     assert len((tmp_path / "bad.txt").read_text().splitlines()) == 5
+    assert "skipped" not in caplog.text
 
 
 def test_file_names_that_are_not_text_can_be_listed(tmp_path: Path):

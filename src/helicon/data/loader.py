@@ -174,7 +174,7 @@ class Loader:
             if isinstance(batch, _Mistake):
                 raise ValueError(batch.sentence) from _InWorker(batch.traceback)
             for path, reason in bad:
-                self._note(path, reason)
+                self._note(path, reason, is_told=is_readable)  # or else one sentence tells it all
             if not is_readable:
                 path, reason = bad[0]
                 raise ValueError(
@@ -183,10 +183,10 @@ class Loader:
                 )
             yield batch
 
-    def _note(self, path: str, reason: str) -> None:
+    def _note(self, path: str, reason: str, is_told: bool) -> None:
         if self._bad_list.add(path, reason):
             self.bad.append(path)
-            level = logging.WARNING if len(self.bad) <= NUM_BAD_FILES_TOLD else logging.DEBUG
+            level = logging.WARNING if is_told and len(self.bad) <= NUM_BAD_FILES_TOLD else logging.DEBUG
             logger.log(level, "skipped %s: %s", _printable(path), _printable(reason))
 
 

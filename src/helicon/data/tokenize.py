@@ -294,6 +294,7 @@ class _Table:
         self.places = np.full((count, 2), -1, np.int32)  # shard and row; of a bad item -1, and its number among these
         self.problems: dict[int, tuple[str, str]] = {}
         self._fingerprints = np.zeros((count, 16), np.uint8)
+        self._untold: list[str] = []
         self.num_done = self.num_encoded = 0
 
     def fill(self, items: Sequence[_Item]) -> None:
@@ -304,9 +305,13 @@ class _Table:
                 # One of many, or of another segment of the same sound.
                 is_enough = len(self.problems) >= NUM_BAD_FILES_TOLD or item.problem in self.problems.values()
                 self.problems[item.index] = item.problem
-                level = logging.DEBUG if is_enough else logging.WARNING
-                logger.log(level, "skipped %s", ": ".join(item.problem).encode(errors="backslashreplace").decode())
+                if not is_enough:
+                    self._untold.append(": ".join(item.problem).encode(errors="backslashreplace").decode())
         self.num_done += len(items)
+        if len(self.problems) < self.num_done:  # or else one sentence may tell it all, at the end
+            for problem in self._untold:
+                logger.warning("skipped %s", problem)
+            self._untold = []
         self.num_encoded += sum(item.is_new for item in items)
 
     def good(self) -> Array:
