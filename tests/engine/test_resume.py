@@ -161,6 +161,15 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_used(
     assert numbers("run") == numbers("whole")
 
 
+def test_a_checkpoint_is_hashed_once_when_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer("run", steps=3).train()
+    hashed: list[Path] = []
+    sha256 = checkpoint.sha256
+    monkeypatch.setattr(checkpoint, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
+    assert trainer("run", steps=6).step == 3
+    assert len(hashed) == len(set(hashed)) > 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals) -> None:
     def work() -> None:

@@ -259,8 +259,8 @@ class Loaded:
     manifest: Mapping[str, Any]
 
     @classmethod
-    def open(cls, path: Path) -> "Loaded":
-        folder = resolve(path)
+    def open(cls, path: Path, is_verified: bool = False) -> "Loaded":
+        folder = path if is_verified else resolve(path)
         if not (folder / TRAINER_FILE).exists():
             raise ValueError(
                 f"{folder} holds a network without training state: start from its weights with init_from={str(folder)!r}"

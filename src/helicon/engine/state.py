@@ -90,7 +90,7 @@ def _clear(folder: Path) -> None:
 
 
 def newest_on_all(runtime: Runtime, run: Path) -> Path | None:
-    """The newest whole checkpoint, looked for by the main process alone so that all processes load the same one."""
+    """The newest whole checkpoint, looked for and verified by the main process alone so that all processes load the same one."""
     found = checkpoint.newest_whole(run) if runtime.is_main else None
     count = len(checkpoint.checkpoints(run))
     newest, count = runtime.gather((found, count))[0]
@@ -193,9 +193,9 @@ def is_good(folder: Path) -> bool:
         return False
 
 
-def restore(trainer: "Trainer", path: Path) -> None:
+def restore(trainer: "Trainer", path: Path, is_verified: bool = False) -> None:
     """Puts a trainer into the state a checkpoint holds. Refused before anything is changed if it is another model's."""
-    loaded = Loaded.open(path)
+    loaded = Loaded.open(path, is_verified)
     mine, theirs = class_path(trainer.task.model.kind), loaded.document(CONFIG_FILE)["class"]
     if mine != theirs:
         raise ValueError(

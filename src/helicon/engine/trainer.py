@@ -436,9 +436,12 @@ class Trainer(Surface):
 
     def load(self, path: str | Path) -> None:
         """Continues from a checkpoint folder, or from the newest whole checkpoint of a run folder."""
+        self._restore(Path(path))
+
+    def _restore(self, path: Path, is_verified: bool = False) -> None:
         self.writer.wait()
         try:
-            state.restore(self, Path(path))
+            state.restore(self, path, is_verified)
         finally:
             self.recorder = self._recorder()  # what was recorded reads the state that was there before
         self._batches = self._ahead = self._pending = self._saved_step = None
@@ -461,7 +464,7 @@ class Trainer(Surface):
         self._saved_step = self.step
 
     def _resume(self, newest: Path) -> None:
-        self.load(newest)
+        self._restore(newest, is_verified=True)  # hashing reads every byte of it
         self._saved_step = self.step
         self.print(f"{self.name}: resuming from step {self.step} ({newest})")
 
