@@ -1,4 +1,4 @@
-"""Compiles the layers that evaluate a velocity, for two lengths, and compares what they make with what plain ones make."""
+"""Compiles whole evaluations of a velocity, for two lengths, and compares what they make with what plain ones make."""
 
 import sys
 import warnings
@@ -34,6 +34,9 @@ def main() -> None:
             made.append(flow.draw(text_token_ids=ids, lengths=lengths, steps=3, cond_scale=2.0, seed=0).features)
         torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
     assert len(compiling._sessions) == 2
+    assert (
+        torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    )  # for each length one, of all that an evaluation does
     sys.stdout.write("speaks\n")
 
 

@@ -28,7 +28,7 @@ from helicon.nn.convnext import ConvNeXtBlock
 from helicon.nn.devices import drawn_by
 from helicon.nn.network import Network
 from helicon.nn.sampling import guide
-from helicon.nn.transformer import Transformer, run_layer
+from helicon.nn.transformer import Transformer
 
 Alignment = Literal["free", "frames"]
 
@@ -324,28 +324,22 @@ class VoiceBox(Network):
         keep = torch.arange(2 * len(hidden), device=hidden.device) < len(hidden)
         return self.prepare(torch.cat((hidden, hidden)), **twice, keep=keep)
 
-    def velocity(
-        self,
-        prepared: Prepared,
-        x: Float[Tensor, "b n d"],
-        times: Times,
-        run_layer: Callable[..., Tensor] = run_layer,
-    ) -> Float[Tensor, "b n d"]:
+    def velocity(self, prepared: Prepared, x: Float[Tensor, "b n d"], times: Times) -> Float[Tensor, "b n d"]:
         """Of features at these times, and 0 past the end of a row."""
         mask = prepared.mask
         # Layers add up what they find: under autocast in the features' own type, single precision, whatever that of the weights is.
         dtype = x.dtype if torch.is_autocast_enabled(x.device.type) else self.from_frames.weight.dtype
         x = (self.from_frames(_silent(x.to(dtype), mask)) + prepared.embedding).to(dtype)
         cond = self.to_time(waves(TIME_SCALE * times.float().expand(len(x)), self.dim).to(dtype))
-        x = self.transformer(self.positions(_silent(x, mask)), mask, cond=cond, run_layer=run_layer)
+        x = self.transformer(self.positions(_silent(x, mask)), mask, cond=cond)
         return _silent(self.to_velocity(x), mask)
 
     def guided_velocity(
-        self, prepared: Prepared, x: Float[Tensor, "b n d"], times: Times, cond_scale: float, **options: Any
+        self, prepared: Prepared, x: Float[Tensor, "b n d"], times: Times, cond_scale: float
     ) -> Float[Tensor, "b n d"]:
-        """Guidance by text and context (of `prepare_guided`), in one batch of 2 b. `options` as for `velocity`."""
+        """Guidance by text and context (of `prepare_guided`), in one batch of 2 b."""
         times = times.expand(len(x)).repeat(2)
-        cond, null = self.velocity(prepared, torch.cat((x, x)), times, **options).float().chunk(2)
+        cond, null = self.velocity(prepared, torch.cat((x, x)), times).float().chunk(2)
         return guide(cond, null, cond_scale)
 
     def forward(

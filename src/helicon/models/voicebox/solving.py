@@ -21,7 +21,6 @@ from helicon.models.voicebox.model import Prepared, VoiceBox
 from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
 from helicon.nn.numbers import check_finite_numbers
 from helicon.nn.ode import METHODS, Solution, integrate, pruned_grid, swayed, uniform_grid
-from helicon.nn.transformer import run_layer
 
 Grid = Literal["uniform", "sway", "pruned"]
 
@@ -105,7 +104,7 @@ class Evaluator:
     is in single precision; elsewhere all is in the network's own type.
 
     capture  whether to capture evaluations in CUDA graphs; on CUDA by default. Equal, to the last bit, to those that are not
-    compile  whether to compile the layers first, for each shape anew: for many sounds of few lengths
+    compile  whether to compile whole evaluations first, for each shape anew: for many sounds of few lengths
     """
 
     def __init__(self, *, capture: bool | None = None, compile: bool = False):
@@ -171,26 +170,37 @@ class _Session:
         compiles: bool = False,
     ):
         self.network, self.prepared, self.cond_scale = network, prepared, cond_scale
-        self.options = {"run_layer": compiled(run_layer)} if compiles else {}
+        self.velocity = compiled(_velocity) if compiles else _velocity
         self.x, self.found, self.time = torch.empty_like(noise), torch.empty_like(noise), noise.new_zeros(())
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # with guidance, and without
 
     def evaluate(self, x: Float[Tensor, "b n d"], time: float, is_guided: bool) -> Float[Tensor, "b n d"]:
-        return self._velocity(x, x.new_full((), time), is_guided)
+        return self._at(x, x.new_full((), time), is_guided)
 
     def replay(self, x: Float[Tensor, "b n d"], time: float, is_guided: bool, pool: Any) -> Float[Tensor, "b n d"]:
         self.x.copy_(x)
         self.time.fill_(time)
         if is_guided not in self.graphs:
-            step = lambda: self.found.copy_(self._velocity(self.x, self.time, is_guided))
+            step = lambda: self.found.copy_(self._at(self.x, self.time, is_guided))
             self.graphs[is_guided] = captured(step, pool)
         self.graphs[is_guided].replay()
         return self.found.clone()  # solvers look at several velocities at once
 
-    def _velocity(self, x: Float[Tensor, "b n d"], time: Float[Tensor, ""], is_guided: bool) -> Float[Tensor, "b n d"]:
-        if is_guided:
-            return self.network.guided_velocity(self.prepared, x, time, self.cond_scale, **self.options)
-        return self.network.velocity(self.prepared.first(len(x)), x, time, **self.options).float()
+    def _at(self, x: Float[Tensor, "b n d"], time: Float[Tensor, ""], is_guided: bool) -> Float[Tensor, "b n d"]:
+        return self.velocity(self.network, self.prepared, x, time, self.cond_scale if is_guided else None)
+
+
+def _velocity(
+    network: VoiceBox,
+    prepared: Prepared,
+    x: Float[Tensor, "b n d"],
+    time: Float[Tensor, ""],
+    cond_scale: float | None,
+) -> Float[Tensor, "b n d"]:
+    """Guided, where there is a cond_scale."""
+    if cond_scale is None:
+        return network.velocity(prepared.first(len(x)), x, time).float()
+    return network.guided_velocity(prepared, x, time, cond_scale)
 
 
 @dataclass(frozen=True)
