@@ -550,8 +550,24 @@ def test_speech_is_asked_for_as_it_was() -> None:
         assert torch.equal(network.sample(**given), made)
     assert network.sample(**{**plain, "decode_to_audio": True}).shape == (1, 12 * 8)
     assert network.draw(semantic_token_ids=ids).evaluations == 2 * 16  # steps by default, of the midpoint method
+    named = verdicts("ConditionalFlowMatcherWrapper")["sample"][1]
+    asked = (
+        "cond texts text_token_ids semantic_token_ids phoneme_ids cond_mask steps cond_scale decode_to_audio decode_to_codes "
+        "max_semantic_token_ids spec_decode spec_decode_gamma"
+    )
+    assert all(f"`{name}`" in named for name in asked.split())
     adaptive = flow(use_torchode=True).solving.method
     assert adaptive == flow(torchdiffeq_ode_method="dopri5").solving.method == "adaptive"
+
+
+def test_features_are_learned_and_made_without_a_space_of_features() -> None:
+    """As in the reference's README: a network that hears no waves learns from features of `dim` numbers, and gives such."""
+    network = helicon.ConditionalFlowMatcherWrapper(
+        voicebox=helicon.VoiceBox(num_cond_tokens=500, condition_on_text=False, **SPEECH)
+    )
+    features = torch.randn(2, 9, SPEECH["dim"])
+    network(features).backward()
+    assert network.sample(cond=features, lengths=12, steps=1).shape == (2, 12, SPEECH["dim"])
 
 
 def test_how_long_speech_is_learned_is_told_in_steps_or_epochs() -> None:

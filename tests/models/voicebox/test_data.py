@@ -343,6 +343,8 @@ def test_a_cache_of_made_up_speech_in_batches(tmp_path, monkeypatch, space):
     assert batch["phonemes"].shape == batch["durations"].shape
     with pytest.raises(ValueError, match="was made with speech="):
         training_speech("cache", speech={"voices": ["tenor"]}).at(space)
+    with pytest.raises(ValueError, match=r"the source is sounds: leave it out, or write data\.speech=null"):
+        training_speech("sounds", speech={"voices": ["tenor"]})
 
 
 def test_a_cache_outlives_the_vocoder_but_no_other_change(manifest, space):

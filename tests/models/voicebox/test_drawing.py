@@ -363,7 +363,7 @@ def test_what_is_padded_does_not_change_what_is_made() -> None:
         ({"cond": features(1, 5), "cond_mask": torch.ones(1, 5)}, "cond_mask is of torch.float32: give bools"),
         (
             {"cond": torch.zeros(1, 2, 40), "lengths": 5},
-            f"features of 40 numbers a frame, and this VoiceBox takes {FEATURES}; waves are .b, n., one channel",
+            f"features of 40 numbers a frame, and this VoiceBox takes {FEATURES} .dim_in.; waves are .b, n., one channel",
         ),
     ],
 )

@@ -242,8 +242,12 @@ def test_wrong_batches_and_arguments_are_named() -> None:
         wrapped(torchode_method_klass=int)
     with pytest.raises(ValueError, match="no codes"):
         sounding().sample(lengths=3, decode_to_codes=True)
-    with pytest.raises(ValueError, match=r"without an audio_enc_dec .* take them with decode_to_audio=False"):
-        flow.sample(lengths=3)
+    with pytest.raises(ValueError, match="without audio_enc_dec has no codes"):
+        flow.sample(lengths=3, decode_to_codes=True)
+    with pytest.raises(
+        ValueError, match=r"without an audio_enc_dec to know .* or give features, and lengths in frames"
+    ):
+        flow.sample(seconds=3)
 
 
 def spoken(rows: int, generator: torch.Generator) -> dict[str, Tensor]:

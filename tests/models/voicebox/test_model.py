@@ -363,7 +363,6 @@ def test_every_weight_learns_from_a_batch_without_text() -> None:
     [
         ({"use_gateloop_layers": True}, "no gateloop"),
         ({"num_cond_tokens": None}, "needs num_cond_tokens"),
-        ({"dim_in": None}, "how many features"),
         ({"p_drop_prob": 1.5}, "p_drop_prob=1.5"),
         ({"frac_lengths_mask": (0.9, 0.7)}, "frac_lengths_mask"),
         ({"conv_pos_embed_kernel_size": 4}, "must be odd"),

@@ -290,7 +290,7 @@ def test_a_text_of_more_tokens_than_frames_is_cut_in_samples_as_in_learning(has_
 
 def test_waves_with_channels_are_no_features() -> None:
     task, _ = spoken()
-    sentence = "features of 2000 numbers a frame, and this VoiceBox takes 12; waves are .b, n., one channel"
+    sentence = r"features of 2000 numbers a frame, and this VoiceBox takes 12 .dim_in.; waves are .b, n., one channel"
     with pytest.raises(ValueError, match=sentence):
         task.read({"features": torch.randn(2, 1, 2000), "texts": ["so", "be"]})
 

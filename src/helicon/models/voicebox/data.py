@@ -92,7 +92,9 @@ def training_speech(
         speech: what they are chosen from, keywords of `SyntheticSpeech`: voices, syllables.
     """
     if speech is not None and source != "synthetic" and not is_token_cache(source):
-        raise ValueError(f"data.speech chooses among made-up utterances, and the source is {source}: leave it out")
+        raise ValueError(
+            f"data.speech chooses among made-up utterances, and the source is {source}: leave it out, or write data.speech=null"
+        )
     choices = signature_without(SyntheticSpeech, "num_samples", "sample_hz", "seed")
     chosen = None if speech is None else check(choices, speech, "data.speech")
     return SpeechSource(source, captions, text_column, max_length_seconds, num_samples, seed, chosen)

@@ -190,8 +190,8 @@ class ConditionalFlowMatcherWrapper(Network):
     def _space(self, purpose: str) -> Any:
         if self.audio_enc_dec is None:
             raise ValueError(
-                f"this VoiceBox was built without an audio_enc_dec to {purpose}: build it with one, or give features, and take them with "
-                "decode_to_audio=False"
+                f"this VoiceBox was built without an audio_enc_dec to {purpose}: build it with one, or give features, and lengths in "
+                "frames"
             )
         return self.audio_enc_dec
 
@@ -208,7 +208,8 @@ class ConditionalFlowMatcherWrapper(Network):
         """Features that are given, once it is seen that they may be this network's; in single precision."""
         if features.shape[-1] != self.voicebox.dim_in:
             raise ValueError(
-                f"features of {features.shape[-1]} numbers a frame, and this VoiceBox takes {self.voicebox.dim_in}; waves are [b, n], one channel"
+                f"features of {features.shape[-1]} numbers a frame, and this VoiceBox takes {self.voicebox.dim_in} (dim_in); waves "
+                "are [b, n], one channel"
             )
         return features.float()
 
@@ -378,16 +379,19 @@ class ConditionalFlowMatcherWrapper(Network):
         spec_decode_gamma: int = 5,
         **options: Any,
     ) -> Float[Tensor, "b w"] | Float[Tensor, "b n d"] | Int[Tensor, "b n q"]:
-        """Waves; or features (`decode_to_audio=False`), or the codes of a codec (`decode_to_codes`). `options` as for `draw`.
+        """Waves; or features (`decode_to_audio=False`, or no audio_enc_dec), or the codes of a codec (`decode_to_codes`).
 
+        `options` as for `draw`: cond, cond_mask, texts, text_token_ids, semantic_token_ids, phoneme_ids, max_semantic_token_ids,
+        lengths, seconds, seed, steps, cond_scale and others.
         spec_decode, spec_decode_gamma: without effect: they are about the speed of the reference's text_to_semantic.
         """
-        if decode_to_audio or decode_to_codes:
-            self._space("turn features into sounds")
         if decode_to_codes and not hasattr(self.audio_enc_dec, "decode_to_codes"):
-            raise ValueError(f"{type(self.audio_enc_dec).__name__} has no codes: leave out decode_to_codes")
+            space = (
+                "a VoiceBox without audio_enc_dec" if self.audio_enc_dec is None else type(self.audio_enc_dec).__name__
+            )
+            raise ValueError(f"{space} has no codes: leave out decode_to_codes")
         drawn = self.draw(**options)
-        if not (decode_to_audio or decode_to_codes):
+        if self.audio_enc_dec is None or not (decode_to_audio or decode_to_codes):
             return drawn.features
         with torch.autocast(self.device.type, enabled=False), evaluating(self.audio_enc_dec):
             if decode_to_codes:

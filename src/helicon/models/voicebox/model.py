@@ -205,7 +205,7 @@ class VoiceBox(Network):
         Args:
             num_cond_tokens: how many different tokens there are; needed with `condition_on_text`.
             audio_enc_dec: the space of the features, with whose help waves can be given and taken. It is used, never changed nor
-                saved here. None learns from features alone, of `dim_in` numbers a frame.
+                saved here. None learns from features alone, of `dim_in` numbers a frame (by default `dim`).
             dim_cond_emb: features of a token.
             time_hidden_dim: features of a time; four times `dim` by default.
             conv_pos_embed_groups: None for a convolution of each feature by itself.
@@ -229,7 +229,7 @@ class VoiceBox(Network):
         if alignment not in ALIGNMENTS:
             raise ValueError(f'alignment={alignment!r} is neither "free" nor "frames"')
         self.__dict__["audio_enc_dec"] = audio_enc_dec  # not a submodule: its weights and mode are not ours to change
-        self.dim_in = _dim_in(audio_enc_dec, dim_in)
+        self.dim_in = _dim_in(audio_enc_dec, dim_in, dim)
         self.p_drop_prob, self.frac_lengths_mask = checked_masking(p_drop_prob, frac_lengths_mask)
         self.num_cond_tokens, self.condition_on_text, self.alignment = num_cond_tokens, condition_on_text, alignment
         self.dim = dim
@@ -413,10 +413,10 @@ def _silent(x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None) -> Floa
     return x if mask is None else x.masked_fill(~mask[..., None], 0.0)
 
 
-def _dim_in(audio_enc_dec: Any, dim_in: int | None) -> int:
-    if audio_enc_dec is None and dim_in is None:
-        raise ValueError("how many features has a frame? Give audio_enc_dec (MelVoco, say) or dim_in")
-    found: Any = dim_in if audio_enc_dec is None else audio_enc_dec.latent_dim
+def _dim_in(audio_enc_dec: Any, dim_in: int | None, dim: int) -> int:
+    if audio_enc_dec is None:
+        return dim if dim_in is None else dim_in
+    found = audio_enc_dec.latent_dim
     if dim_in not in (None, found):
         raise ValueError(f"dim_in={dim_in} is not the {found} features of the audio_enc_dec: leave it out")
     return found
