@@ -100,6 +100,13 @@ def test_packages_become_a_manifest_to_learn_from(packages: Path, tmp_path: Path
     assert timed[0]["durations"].tolist() == pytest.approx([0.2, 0.3, 0.25])
 
 
+def test_what_cannot_be_read_is_counted_once(packages: Path, tmp_path: Path) -> None:
+    (packages / READER / "wav" / "ru_2.wav").write_bytes(b"no sound")
+    done = run(packages, tmp_path / "out", "--voices", "ru-reader")
+    assert done.returncode == 0, done.stderr
+    assert "1 cannot be read, 1 are shorter than 0.5 s or longer than 20 s" in done.stdout
+
+
 def test_what_is_taken_can_be_limited(packages: Path, tmp_path: Path) -> None:
     done = run(packages, tmp_path / "out", "--voices", "ru-reader", "--max-mb", "0.035")
     assert done.returncode == 0 and "1 found no room" in done.stdout and "asterisk" not in done.stdout

@@ -81,13 +81,16 @@ def read(utterances: list[Utterance], counts: Counter[str]) -> list[Utterance]:
     encoded = [one for one in spoken if one.path.suffix == ".g722" and one.path.stat().st_size <= LONGEST * HZ / 2]
     for one, samples in zip(encoded, decode([one.path.read_bytes() for one in encoded]), strict=True):
         one.samples = samples
+    heard = []
     for one in spoken:
         try:
             one.samples = one.samples if one.path.suffix == ".g722" else samples_of(one.path)
         except PROBLEMS:
             counts["cannot be read"] += 1
-    usable = [one for one in spoken if SHORTEST * HZ <= len(one.samples) <= LONGEST * HZ]
-    counts["are shorter than 0.5 s or longer than 20 s"] += len(spoken) - len(usable)
+        else:
+            heard.append(one)
+    usable = [one for one in heard if SHORTEST * HZ <= len(one.samples) <= LONGEST * HZ]
+    counts["are shorter than 0.5 s or longer than 20 s"] += len(heard) - len(usable)
     return usable
 
 
