@@ -132,6 +132,15 @@ def test_phonemes_keep_their_texts_and_their_punctuation(runs):
     assert ids[1].eq(PADDING).all() and ids[2, 0] == PHONEMES.index("w")
 
 
+def test_phonemes_of_a_text_are_found_once(runs, monkeypatch):
+    tokenizer = PhonemeTokenizer()
+    assert tokenizer.phonemes(["a", "b", "a"]) == tokenizer.phonemes(["a", "b", "a"]) == ["aː", "bː", "aː"]
+    assert runs() == 1
+    assert tokenizer.phonemes(["b", "c"]) == ["bː", "cː"] and runs() == 2
+    monkeypatch.setattr("helicon.models.voicebox.text.MOST_KEPT", 4)
+    assert tokenizer.phonemes(["b", "d"]) == ["bː", "dː"] and len(tokenizer._kept) == 2
+
+
 def test_a_clause_without_sound_moves_no_other(runs):
     assert PhonemeTokenizer().phonemes(["a. %x. b", "c"]) == ["aː. . bː", "cː"]
     assert runs() == 1 + 4  # then one by one

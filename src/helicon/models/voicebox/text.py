@@ -39,7 +39,8 @@ CLAUSE_ENDS = ".,;:!?"
 PHONEMES = " " + CLAUSE_ENDS + IPA
 
 MOST_BYTES = 800  # of a line: espeak-ng breaks longer ones wherever they are
-INSTALL = "install it (apt-get install espeak-ng, brew install espeak-ng), or read characters with a CharacterTokenizer"
+MOST_KEPT = 200_000  # texts whose phonemes are kept
+INSTALL = "install it (apt-get install espeak-ng, brew install espeak-ng), or read characters with a CharacterTokenizer (model.tokenizer=characters)"
 
 
 class SymbolTokenizer(Network):
@@ -120,19 +121,27 @@ class PhonemeInventory(SymbolTokenizer):
 class PhonemeTokenizer(SymbolTokenizer):
     """Each character of a text's phonemes, in the international phonetic alphabet, is a token; so is the punctuation between clauses.
 
-    They are found by the program espeak-ng, which is run once for all texts of a call. `language` is one of its voices
-    (`espeak-ng --voices` lists them). The tokens are the same for all languages.
+    They are found by the program espeak-ng, which is run once for all new texts of a call: those of texts that come again, as in
+    training, are kept. `language` is one of its voices (`espeak-ng --voices` lists them). The tokens are the same for all languages.
     """
 
     def __init__(self, language: str = "en-us"):
         self.language = language
         super().__init__(list(PHONEMES))
+        self._kept: dict[str, str] = {}
 
     def symbols_of(self, texts: Sequence[str]) -> list[Sequence[str]]:
         return list(self.phonemes(texts))
 
     def phonemes(self, texts: Sequence[str]) -> list[str]:
         """The phonemes of each text: "həlˈoʊ, wˈɜːld." """
+        if len(self._kept) + len(texts) > MOST_KEPT:
+            self._kept.clear()
+        new = [text for text in dict.fromkeys(texts) if text not in self._kept]
+        self._kept.update(zip(new, self._found(new), strict=True))
+        return [self._kept[text] for text in texts]
+
+    def _found(self, texts: Sequence[str]) -> list[str]:
         clauses = [_clauses(text) for text in texts]
         spoken = iter(self._spoken([words for text in clauses for words, _ in text if words]))
         return [" ".join(f"{next(spoken) if words else ''}{end}" for words, end in text).strip() for text in clauses]
