@@ -119,6 +119,10 @@ def test_utterances_without_phonemes_are_left_out_where_they_are_needed(manifest
         assert "durations" not in data[place]
     assert timed.keys == ["0.flac", "2.flac", "4.flac"]
     torch.testing.assert_close(timed[1]["durations"], known[2]["durations"], rtol=0, atol=1e-7)
+    with pytest.raises(
+        ValueError, match="nothing to learn from: name a manifest with the columns phonemes and durations"
+    ):
+        training_speech(Path(manifest).parent).durations(INVENTORY)
 
 
 def test_long_utterances_are_left_out_and_counted_once(manifest, space, caplog):

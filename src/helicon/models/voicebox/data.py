@@ -181,7 +181,7 @@ class SpeechSource:
         recordings = listing.recordings(transform)
         kept = [index for index in range(len(recordings)) if _seconds(recordings, index) <= longest]
         if len(kept) < len(recordings):
-            listing = listing.kept(kept, f"are longer than {longest:g} s (max_length_seconds)")
+            listing = listing.kept(kept, f"are longer than {longest:g} s (max_length_seconds)", "allow for longer ones")
             recordings = listing.recordings(transform)
         return Utterances(recordings, longest, is_timed, listing.spoken)
 
@@ -292,13 +292,16 @@ class _Listing:
     def with_known(self, names: Sequence[str]) -> "_Listing":
         """Those of which these are known."""
         places = [place for place, one in enumerate(self.spoken) if all(getattr(one, name) for name in names)]
-        return self.kept(places, f"have no {' or no '.join(names)}") if len(places) < len(self.spoken) else self
+        if len(places) == len(self.spoken):
+            return self
+        columns = f"name a manifest with the column{'s' * (len(names) > 1)} {' and '.join(names)}"
+        return self.kept(places, f"have no {' or no '.join(names)}", columns)
 
-    def kept(self, places: Sequence[int], others: str) -> "_Listing":
-        """These alone; the log says how many others there were, and that they `are too long`, say."""
+    def kept(self, places: Sequence[int], others: str, remedy: str) -> "_Listing":
+        """These alone; the log says how many others there were, and that they `are too long`, say. None are an error, with a remedy."""
         total = len(self.spoken)
         if not places:
-            raise ValueError(f"all of the {total} utterances {others}: there is nothing to learn from")
+            raise ValueError(f"all of the {total} utterances {others}, and there is nothing to learn from: {remedy}")
         logger.warning("%d of %d utterances %s, and are left out", total - len(places), total, others)
         return self.chosen(places)
 

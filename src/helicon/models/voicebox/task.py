@@ -126,7 +126,7 @@ class VoiceBoxTask(Task):
         if name is None:
             raise ValueError(
                 "this VoiceBox learns what is said, and the samples do not tell: say where their texts are with "
-                'captions="column", "beside" or "folder", or build it with condition_on_text=False'
+                'captions="column", "beside" or "folder" (data.captions), or build it with condition_on_text=False'
             )
         return name
 
