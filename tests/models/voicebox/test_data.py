@@ -362,10 +362,16 @@ def test_a_cache_outlives_the_vocoder_but_no_other_change(manifest, space):
     with pytest.raises(ValueError, match=rf"{sentence}.* where RUN is a vocoder or a VoiceBox with n_mels=16") as error:
         training_speech("cache").at(MelVoco(**{**MEL, "n_mels": 16, "f_max": 3000}))
     assert "helicon tokenize RUN --data" in str(error.value)
+    with pytest.raises(ValueError, match="keeps phonemes by their names, and these are ids"):
+        SpeechTokenizer(space)({"audio": torch.zeros(2, 9), "phonemes": torch.zeros(2, 3, dtype=torch.long)})
     with pytest.raises(ValueError, match="is a cache itself"):
         SpeechTokenizer(space).items(training_speech("cache"))
-    with pytest.raises(ValueError, match=r"was made with max_length_seconds=20\.0, not 3"):
+    with pytest.raises(
+        ValueError, match=r"with max_length_seconds=20\.0, not 3: write data\.max_length_seconds=20\.0, or"
+    ):
         training_speech("cache", max_length_seconds=3).at(space)
+    with pytest.raises(ValueError, match=r"was made with speech=null, not .*: write data\.speech=null, or"):
+        training_speech("cache", speech={"voices": ["tenor"]}).at(space)
     with pytest.raises(ValueError, match=r"was made with text_column=text, not plain"):
         training_speech("cache", captions=None, text_column="plain").at(space)
 

@@ -282,7 +282,7 @@ def test_nothing_said_goes_on_from_a_prompt_or_from_nothing(made: Path) -> None:
     words = said(made / "mute", *VOICE, "-o", "more.wav", "seconds=0.2", *FAST)
     assert "more.wav: 0.20 s (as asked for)" in words
     kept = said(made / "mute", *VOICE, "-o", "kept.wav", "seconds=0.2", "keep_prompt=true", *FAST)
-    assert "kept.wav: 0.70 s (after the prompt as asked for)" in kept
+    assert "kept.wav: 0.70 s (the prompt, and new speech as asked for)" in kept
     options = {"seed": 0, "steps": 2, "method": "euler"}
     whole = network_of(made / "mute").sample(cond=recording()[None, : 50 * HOP], lengths=70, **options)[0]
     assert is_same("more.wav", whole[50 * HOP :])

@@ -223,9 +223,10 @@ class SpeechSource:
         for name, value in asked.items():
             recorded = known.get(name)
             if value is not None and recorded != value:
+                shown = "null" if recorded is None else recorded
                 raise ValueError(
-                    f"{cache.folder} was made with {name}={recorded}, not {value}: "
-                    f"run `helicon tokenize` with {name}={value}, into another folder"
+                    f"{cache.folder} was made with {name}={shown}, not {value}: write data.{name}={shown}, or run "
+                    f"`helicon tokenize` with {name}={value}, into another folder"
                 )
         return cache
 
@@ -476,6 +477,10 @@ class SpeechTokenizer(Tokenizer):
     def __call__(self, batch: Batch) -> Mapping[str, Any]:
         space: Any = self.networks["audio_enc_dec"]
         device = next((value.device for value in space.state_dict().values()), torch.device("cpu"))
+        if isinstance(batch.get("phonemes"), Tensor):
+            raise ValueError(
+                "a cache keeps phonemes by their names, and these are ids: give names with spaces between them"
+            )
         lengths = batch["audio_lengths"]
         features = space.encode(batch["audio"].to(device), lengths.to(device)).float().cpu()
         counts = space.frame_lengths(lengths).tolist()

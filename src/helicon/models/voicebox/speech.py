@@ -248,7 +248,7 @@ class SpeechMaker:
 
     def _told(self, length: str) -> str:
         """Of what; a prompt that is kept is written, too."""
-        return f"after the prompt {length}" if self.keep_prompt and self.prompt is not None else length
+        return f"the prompt, and new speech {length}" if self.keep_prompt and self.prompt is not None else length
 
     def _after_prompt(self, seconds: float) -> int:
         """Frames of so much new speech, and of the prompt before it."""
