@@ -146,6 +146,19 @@ def test_speech_of_which_all_was_learned_is_refused_before_the_training() -> Non
     assert sentence in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["data.source=speech", "data.speech=null"], "the demo learns from made-up speech, not from speech: leave out"),
+        (["model.voicebox.condition_on_text=false"], "the demo speaks texts: leave out condition_on_text=false"),
+    ],
+)
+def test_what_the_demo_cannot_show_is_refused_before_the_training(options: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["demo", "speech", "--out", "x", *TINY, *options])
+    assert result.exit_code == 1 and not Path("x").exists()
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_the_middle_syllables_are_hidden() -> None:
     phonemes = tuple("_sake_fokusi_")
     said = Utterance("alto", "sake fokusi", phonemes, tuple(range(10, 140, 10)), 200.0, 0.5)
