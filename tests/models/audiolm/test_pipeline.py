@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helicon.models.audiolm.pipeline import AudioLM
+from helicon.nn.decode import Decoder, Prompt
 from helicon.nn.network import load_network
 from models.audiolm.tiny import (
     BYTES,
@@ -203,6 +204,53 @@ def test_long_sounds_are_refined_in_pieces() -> None:
     pieces.fine.transformer.coarse.part = lambda ids: codes.append(ids.shape[1] // 2) or original(ids)  # type: ignore[union-attr,method-assign]
     assert pieces(**SHORT).shape == model(**SHORT).shape
     assert codes == [5, 5, 5] and pieces.arguments["fine_max_frames"] == 5
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_longer_sounds_than_learned_are_made_in_pieces(is_delayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage is asked for more than it learned from, and all of the sound is there; a prompt is a part of it."""
+    model = audiolm(is_delayed=is_delayed, unique_consecutive=False, learned_seconds=0.1)  # 20 frames, 5 tokens
+    with torch.no_grad():
+        model.semantic.transformer.to_logits.weight[-1] = 0
+    asked: list[tuple[str, int]] = []
+    prepare = Decoder._prepare
+
+    def noting(decoder: Decoder, prompt: Prompt, max_new_tokens: int, *rest: Any) -> Any:
+        asked.append((type(decoder.model).__name__, prompt.embeddings.shape[1] + max_new_tokens))
+        return prepare(decoder, prompt, max_new_tokens, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "_prepare", noting)
+        sound = model(seconds=0.43, temperature=0.0, batch_size=2)
+    assert sound.shape == (2, 86 * FRAME) and torch.isfinite(sound).all()
+    most = {name: max(length for other, length in asked if other == name) for name, _ in asked}
+    learned = (
+        {"_Delayed": 2 + 5 + 20 + 2} if is_delayed else {"_Flat": 2 + 3 * 20 + 20}
+    )  # (the fine one's own are there twice)
+    assert most == {"_Semantic": 1 + 5, **learned}
+
+    wave = chirps((1100, 200))
+    sound = model(prime_wave=wave, prime_lengths=torch.tensor([1100, 200]), seconds=0.43, temperature=0.0)
+    assert sound.shape == (2, 86 * FRAME)
+    codes = model.codec.encode(wave)
+    for row, frames in enumerate((27, 5)):
+        beginning = model.codec.decode(codes[row : row + 1, :frames])[0, 0, : (frames - 1) * FRAME]
+        torch.testing.assert_close(sound[row, : len(beginning)], beginning, atol=1e-5, rtol=1e-4)
+    assert torch.equal(model(seconds=0.43, seed=3), model(seconds=0.43, seed=3))
+
+
+def test_a_sound_of_the_learned_length_is_one_piece() -> None:
+    whole, pieces = audiolm(unique_consecutive=False), audiolm(unique_consecutive=False, learned_seconds=0.06)
+    assert torch.equal(whole(seconds=0.06, seed=2), pieces(seed=2))
+
+
+@pytest.mark.parametrize("more", [{"unique_consecutive": True}, {"unique_consecutive": False, "wav2vec": None}])
+def test_it_says_so_where_longer_sounds_cannot_be_made_in_pieces(more: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = audiolm(learned_seconds=0.05, **more)
+    model(seed=0)
+    assert not caplog.text
+    model(seconds=0.06, seed=0)
+    assert "longer than the 0.05 s that this AudioLM learned from may be poor" in caplog.text
 
 
 def test_sounds_are_as_long_as_those_it_learned_from(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
     networks: Any = {name: helicon.load(path) for name, path in stages.items()}
     maker = SoundMaker(helicon.load(made / "semantic"), texts=["a bell"], fine_max_frames=7, **networks)
     assert maker.network.fine_max_frames == 7
-    assert SoundMaker(helicon.load(made / "semantic"), **networks).network.fine_max_frames is None
+    maker = SoundMaker(helicon.load(made / "semantic"), learned_seconds=0.05, **networks)
+    assert maker.network.fine_max_frames is None and maker.network.learned_seconds == 0.05
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,7 @@ def test_the_fine_stage_may_go_piece_by_piece(made: Path) -> None:
         ("semantic", [*A, "--coarse", "@coarse", "--fine", "@coarse"], "--fine holds a CoarseTransformerWrapper: give the run of a fine stage"),
         ("whole", [*A, "--fine", "@fine"], "an AudioLM has all its stages: leave --fine out"),
         ("whole", [*A, "fine_max_frames=3"], "an AudioLM has all its stages: leave fine_max_frames out"),
+        ("whole", [*A, "learned_seconds=3"], "an AudioLM has all its stages: leave learned_seconds out"),
         ("short", A, "this AudioLM was trained without texts: leave --text out"),
         ("embedded", [*A, "--coarse", "@delayed"], "this AudioLM reads embedded texts, or codes: call its generate with those, in Python"),
         ("short", ["seconds=0"], "seconds=0 must be at least a frame of the codec, 0.005"),

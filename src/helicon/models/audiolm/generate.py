@@ -3,6 +3,7 @@
 Letters: b batch, r rows of the transformer (2 b under guidance), n tokens, t frames, q quantizers, d features, v logits, w samples or frames.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from helicon.models.audiolm.stage import PAD, without_padding
+from helicon.models.audiolm.stage import PAD, Pieces, without_padding
 from helicon.models.audiolm.transformers import (
     CoarseTransformer,
     Codes,
@@ -187,8 +188,13 @@ def semantic_tokens(
     prime_ids: Int[Tensor, "#b n"] | None,
     asked: Sampled,
     include_eos: bool = False,
+    max_tokens: int | None = None,
+    groups: int = 1,
 ) -> Int[Tensor, "b _"]:
-    """Rows of at most `max_length` tokens, those of the prompt among them; see SemanticTransformerWrapper.generate."""
+    """Rows of at most `max_length` tokens, those of the prompt among them; see SemanticTransformerWrapper.generate.
+
+    Pieces of `max_tokens` begin with a frame of the tokenizer, which is `groups` tokens.
+    """
     if prime_ids is None:
         prime_ids = torch.empty(asked.batch_size, 0, dtype=torch.long, device=network.device)
     prime_ids = prime_ids.to(network.device)
@@ -198,17 +204,26 @@ def semantic_tokens(
     shortest = int((prime_ids >= 0).sum(dim=1).min())
     if max_length <= shortest:
         raise ValueError(f"max_length={max_length} leaves nothing to generate behind a prompt of {shortest} tokens")
-    start = network.semantic.part(prime_ids)
-    decoder = decoder_of(network, lambda: _Semantic(network), network.eos_id)
-    made = _decode(network, decoder, [start], max_length - shortest, asked)
-    new = made.tokens
+    if max_tokens is None or max_length <= max_tokens:
+        start = network.semantic.part(prime_ids)
+        decoder = decoder_of(network, lambda: _Semantic(network), network.eos_id)
+        made = _decode(network, decoder, [start], max_length - shortest, asked)
+        ids = trimmed(torch.cat((prime_ids, made.tokens), dim=1))[:, :max_length]
+    else:
+
+        def make(inside: Tensor, begin: Tensor, end: Tensor, asked: Sampled) -> Tensor:
+            made = semantic_tokens(network, int((end - begin).max()) * groups, without_padded(inside).flatten(1), asked)
+            return by_group(made, groups)
+
+        ends = torch.full((asked.batch_size,), max_length // groups, device=network.device)
+        ids = trimmed(
+            in_pieces(make, by_group(prime_ids[:, :max_length], groups), ends, max_tokens // groups, asked).flatten(1)
+        )
     if include_eos:
-        new = F.pad(new, (0, 1), value=PAD)
-        ended = (torch.arange(new.shape[1], device=new.device) == made.lengths[:, None]) & (
-            made.lengths < max_length - shortest
-        )[:, None]
-        new = new.masked_fill(ended, network.eos_id)
-    return trimmed(torch.cat((prime_ids, new), dim=1))[:, :max_length]
+        ends = (ids >= 0).sum(dim=1, keepdim=True)
+        is_end = torch.arange(ids.shape[1] + 1, device=ids.device) == ends
+        ids = F.pad(ids, (0, 1), value=PAD).masked_fill(is_end, network.eos_id)[:, :max_length]
+    return ids
 
 
 def flat_codes(
@@ -217,6 +232,7 @@ def flat_codes(
     max_time_steps: int,
     prime_codes: Int[Tensor, "#b t q"] | None,
     asked: Sampled,
+    pieces: Pieces | None = None,
 ) -> Int[Tensor, "b _ _"]:
     """Coarse codes of at most `max_time_steps` frames, those of the prompt among them."""
     q = network.num_coarse_quantizers
@@ -224,6 +240,9 @@ def flat_codes(
     _check_ids(network.num_semantic_tokens, semantic_token_ids=semantic_token_ids)
     _check_ids(network.codebook_size, prime_coarse_token_ids=prime)
     shortest = _shortest(prime, max_time_steps)
+    if pieces is not None and max_time_steps > pieces.max_frames:
+        make = functools.partial(flat_codes, network)
+        return codes_in_pieces(make, semantic_token_ids, prime, max_time_steps, pieces, asked)
     parts = [network.semantic.part(semantic_token_ids), network.coarse.part(prime.flatten(1))]
     decoder = decoder_of(network, lambda: _Flat(network, network.coarse), network.eos_id)
     made = _decode(network, decoder, parts, (max_time_steps - shortest) * q, asked)
@@ -238,49 +257,96 @@ def fine_codes(
     max_frames: int | None,
     asked: Sampled,
 ) -> Int[Tensor, "b t r"]:
-    """The fine codes of every frame of coarse ones, piece by piece where a row has more than `max_frames`.
-
-    Where its pieces begin and end depends on a row alone: it gives what it gives by itself.
-    """
+    """The fine codes of every frame of coarse ones, piece by piece where a row has more than `max_frames`."""
     q, frames = network.num_fine_quantizers, coarse.shape[1]
     coarse, fine, asked = _aligned(network, coarse, prime_codes, q, asked)
     _check_ids(network.codebook_size, coarse_token_ids=coarse, prime_fine_token_ids=fine)
-    fine = F.pad(fine[:, :frames], (0, 0, 0, max(0, frames - fine.shape[1])), value=PAD)
     if max_frames is not None and max_frames < 2:
         raise ValueError(f"max_frames={max_frames} must be at least 2")
-    piece = max_frames or frames
+    fine = F.pad(fine[:, :frames], (0, 0, 0, max(0, frames - fine.shape[1])), value=PAD)
     is_frame = F.pad((coarse >= 0).all(dim=-1), (1, 0))
     ends = (is_frame * torch.arange(frames + 1, device=coarse.device)).amax(dim=1)  # behind the last frame of each row
-    done, number = (fine >= 0).all(dim=-1).sum(dim=1).minimum(ends), 0
-    while bool((done < ends).any()):
-        begin = (done - max(1, piece // OVERLAP)).minimum(ends - piece).clamp(min=0)
-        done = (begin + piece).minimum(ends)
-        fine = _piece(network, coarse, fine, (begin, done), asked.at(number) if number else asked)
-        number += 1
+
+    def make(inside: Tensor, begin: Tensor, end: Tensor, asked: Sampled) -> Tensor:
+        heard = _shifted(coarse, begin, inside.shape[1], end - begin)
+        parts = [network.coarse.part(heard.flatten(1)), network.fine.part(inside.flatten(1))]
+        decoder = decoder_of(network, lambda: _Flat(network, network.fine), None)
+        made = _decode(network, decoder, parts, int((end - begin - num_frames(inside)).max()) * q, asked)
+        return joined(inside, made.tokens.unflatten(1, (-1, q)))
+
+    fine = in_pieces(make, fine, ends, max_frames or frames, asked)
     return fine.masked_fill((coarse < 0).any(dim=-1, keepdim=True), PAD)
 
 
-def _piece(
-    network: FineTransformer,
-    coarse: Int[Tensor, "b t q"],
-    fine: Int[Tensor, "b t r"],
-    span: tuple[Int[Tensor, " b"], Int[Tensor, " b"]],
+def in_pieces(
+    make: Callable[[Tensor, Tensor, Tensor, Sampled], Tensor],
+    known: Int[Tensor, "b t q"],
+    ends: Int[Tensor, " b"],
+    piece: int,
     asked: Sampled,
-) -> Int[Tensor, "b t r"]:
-    """Fills in the fine codes between two frames of each row, behind those that are known there."""
-    begin, end = span
-    width = int((end - begin).max())
-    inside = _shifted(fine, begin, width, end - begin)
-    known = (inside >= 0).all(dim=-1).sum(dim=1)
-    heard = _shifted(coarse, begin, width, end - begin)
-    parts = [network.coarse.part(heard.flatten(1)), network.fine.part(inside.flatten(1))]
-    q = network.num_fine_quantizers
-    decoder = decoder_of(network, lambda: _Flat(network, network.fine), None)
-    made = _decode(network, decoder, parts, int((end - begin - known).max()) * q, asked)
-    whole = joined(inside, made.tokens.unflatten(1, (-1, q)))
-    frame = torch.arange(fine.shape[1], device=fine.device)
-    is_inside = (frame >= begin[:, None]) & (frame < end[:, None])
-    return torch.where(is_inside[..., None], _shifted(whole, -begin, fine.shape[1], end), fine)
+) -> Int[Tensor, "b _ q"]:
+    """Frames of every row up to its end, at most `piece` at a time, behind those that are known.
+
+    A piece goes on from the last quarter of what is there, the first one from the whole of a prompt that leaves a quarter to it.
+    The last one is as long as the others. Where its pieces begin and end depends on a row alone: it gives what it gives by itself.
+
+    make    (frames of a piece that are known, with -1 behind them; where it begins and ends, [b]; what is asked) to all its frames.
+            A row of fewer has ended.
+    """
+    overlap, number = max(1, piece // OVERLAP), 0
+    known = F.pad(known, (0, 0, 0, max(0, int(ends.max()) - known.shape[1])), value=PAD)
+    done, frame = num_frames(known).minimum(ends), torch.arange(known.shape[1], device=known.device)
+    while bool((done < ends).any()):
+        begin = (done - overlap).masked_fill(done <= piece - overlap, 0).minimum(ends - piece).clamp(min=0)
+        end = (begin + piece).minimum(ends)
+        inside = _shifted(known, begin, int((end - begin).max()), end - begin)
+        made = make(inside, begin, end, asked.at(number) if number else asked)
+        made = F.pad(made, (0, 0, 0, max(0, inside.shape[1] - made.shape[1])), value=PAD)
+        is_inside = (frame >= begin[:, None]) & (frame < end[:, None])
+        known = torch.where(is_inside[..., None], _shifted(made, -begin, len(frame), end), known)
+        done = (begin + num_frames(made)).minimum(end)
+        ends = torch.where(done < end, done, ends)
+        number += 1
+    return known
+
+
+def codes_in_pieces(
+    make: Callable[..., Tensor],
+    semantic_token_ids: Int[Tensor, "#b n"],
+    prime_codes: Int[Tensor, "b t q"],
+    max_time_steps: int,
+    pieces: Pieces,
+    asked: Sampled,
+) -> Int[Tensor, "b _ q"]:
+    """Codes of at most `max_time_steps` frames, as far as there are tokens. A piece hears the tokens of its own time alone.
+
+    make    (tokens, the most frames, the first codes, what is asked) to the codes of a piece
+    """
+    steps = by_group(semantic_token_ids, pieces.groups)
+    count, (frames, per) = num_frames(steps), pieces.frames_a_step.as_integer_ratio()
+    ends = (-(-count * frames // per)).maximum(num_frames(prime_codes)).clamp(max=max_time_steps)
+
+    def make_piece(inside: Tensor, begin: Tensor, end: Tensor, asked: Sampled) -> Tensor:
+        first = (2 * begin * per + frames) // (2 * frames)  # the nearest
+        heard = _shifted(steps, first, pieces.max_steps, count - first)
+        return make(without_padded(heard).flatten(1), int((end - begin).max()), without_padded(inside), asked)
+
+    return in_pieces(make_piece, prime_codes[:, :max_time_steps], ends, pieces.max_frames, asked)
+
+
+def num_frames(codes: Int[Tensor, "b t q"]) -> Int[Tensor, " b"]:
+    """How many are whole."""
+    return (codes >= 0).all(dim=-1).sum(dim=1)
+
+
+def without_padded(codes: Int[Tensor, "b t q"]) -> Int[Tensor, "b _ q"]:
+    """As wide as the longest row."""
+    return codes[:, : int(num_frames(codes).max())]
+
+
+def by_group(ids: Int[Tensor, "b n"], groups: int) -> Int[Tensor, "b t g"]:
+    """Whole frames of semantic tokens."""
+    return ids[:, : ids.shape[1] // groups * groups].unflatten(1, (-1, groups))
 
 
 def _shifted(
@@ -298,6 +364,7 @@ def delayed_codes(
     max_time_steps: int,
     prime_codes: Int[Tensor, "#b t q"] | None,
     asked: Sampled,
+    pieces: Pieces | None = None,
 ) -> Int[Tensor, "b _ q"]:
     """Codes of all quantizers, of at most `max_time_steps` frames, those of the prompt among them."""
     q = network.num_quantizers
@@ -305,6 +372,9 @@ def delayed_codes(
     _check_ids(network.num_semantic_tokens, semantic_token_ids=semantic_token_ids)
     _check_ids(network.codebook_size, prime_token_ids=prime)
     shortest = _shortest(prime, max_time_steps)
+    if pieces is not None and max_time_steps > pieces.max_frames:
+        make = functools.partial(delayed_codes, network)
+        return codes_in_pieces(make, semantic_token_ids, prime, max_time_steps, pieces, asked)
     columns, lengths = delayed(prime, network.none_id), (prime >= 0).all(dim=-1).sum(dim=1)
     begun = torch.arange(prime.shape[1] + 1, device=prime.device) <= lengths[:, None]
     # A prompt by step as far as its first quantizer goes, and what its others say in the steps after that.

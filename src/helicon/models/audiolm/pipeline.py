@@ -7,6 +7,7 @@ were trained on: which must then be the same for all.
 Letters: b batch, n samples, m text tokens, e text features.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,10 @@ from helicon.models.audiolm.wrappers import (
 )
 from helicon.nn.network import Network, same_network
 
+logger = logging.getLogger(__name__)
+
 MAX_TIME_STEPS = 512  # frames, where no length is asked for
+MAX_SEMANTIC_TOKENS = 2048  # where nobody knows how many a sound has
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,10 @@ class AudioLM(Network):
             wav2vec, codec, audio_conditioner: those of the stages, where they have them. An audio_conditioner makes of a text
                 what the transformers are conditioned on.
             unique_consecutive: semantic tokens that repeat the one before are left out, as in training.
-            fine_max_frames: the fine stage makes longer sounds piece by piece: as many frames as it learned from.
+            fine_max_frames: the fine stage makes longer sounds piece by piece: as many frames as it learned from; by default those of
+                learned_seconds.
             learned_seconds: how long the sounds are that the stages learned from: what they make is as long, where nothing else is
-                asked for. Further on, the first two stages are where they have never been.
+                asked for, and longer sounds are made piece by piece. (From semantic tokens that are deduplicated only fine codes are.)
         """
         super().__init__()
         given: dict[str, Any] = {
@@ -178,7 +183,7 @@ class AudioLM(Network):
         prime_wave: Float[Tensor, " n"] | Float[Tensor, "#b n"] | Float[Tensor, "#b c n"] | None = None,
         prime_wave_input_sample_hz: int | None = None,
         prime_wave_path: str | Path | None = None,
-        max_length: int = 2048,
+        max_length: int | None = None,
         return_coarse_generated_wave: bool = False,
         mask_out_generated_fine_tokens: bool = False,
         seconds: float | None = None,
@@ -198,7 +203,7 @@ class AudioLM(Network):
             text, text_embeds: one for each sound, or one for all; None: whatever the model likes.
             prime_wave, prime_wave_path: beginnings to go on from, at `prime_wave_input_sample_hz` (the codec's rate by default),
                 of which the first `prime_lengths` samples count; or a sound file.
-            max_length: the most semantic tokens; no more are made than the sound is long, where the wav2vec tells how many.
+            max_length: the most semantic tokens; by default as many as the sound is long, or 2048 where no wav2vec tells how many.
             return_coarse_generated_wave: the sound of the coarse codes alone.
             mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
             seconds: the most that a sound lasts, its prompt with it; by default learned_seconds, or else 512 frames.
@@ -208,6 +213,8 @@ class AudioLM(Network):
             condition_ids: in the place of texts: codes of sounds or texts, as an audio_conditioner makes them.
         """
         frames = self.usual_frames if seconds is None else self._num_frames(seconds)
+        is_long = self.learned_seconds is not None and frames > self.usual_frames
+        piece = max(2, self.usual_frames) if is_long else None
         prime = self._prime(prime_wave, prime_wave_input_sample_hz, prime_wave_path, prime_lengths, frames)
         said: dict[str, Any] = {"text": text, "text_embeds": text_embeds, "condition_ids": condition_ids}
         if any(value is not None for value in said.values()):
@@ -222,23 +229,31 @@ class AudioLM(Network):
         primed = {} if prime is None else prime.keywords()
         texts = [said if stage.transformer.has_condition else {} for stage in self._stages()]
         seeds = _seeds(seed, len(texts))
+        max_tokens, max_frames = (None, None) if piece is None else self._pieces(piece)
         ids = self.semantic.generate(
-            max_length=min(max_length, self._most_semantic(frames) or max_length),
+            max_length=self._most_semantic(frames, max_length),
             batch_size=batch_size,
             **primed,
             **texts[0],
             **options,
+            max_tokens=max_tokens,
             seed=seeds[0],
         )
         codes = self.coarse.generate(
-            semantic_token_ids=ids, max_time_steps=frames, **primed, **texts[1], **options, seed=seeds[1]
+            semantic_token_ids=ids,
+            max_time_steps=frames,
+            **primed,
+            **texts[1],
+            **options,
+            max_frames=max_frames,
+            seed=seeds[1],
         )
         if self.fine is None or return_coarse_generated_wave:
             return waves_of(self.codec, codes)
         return self.fine.generate(
             coarse_token_ids=codes,
             reconstruct_wave=True,
-            max_frames=self.fine_max_frames,
+            max_frames=self.fine_max_frames or piece,
             **primed,
             **texts[2],
             **options,
@@ -247,13 +262,23 @@ class AudioLM(Network):
 
     generate = forward
 
-    def _most_semantic(self, frames: int) -> int | None:
+    def _most_semantic(self, frames: int, limit: int | None) -> int:
         """Semantic tokens of a sound of so many frames of the codec, and one: there is room behind each prompt it has room for."""
-        wav2vec = self.semantic.wav2vec
-        if wav2vec is None:
-            return None
-        samples = -(-frames * self.codec.downsample_factor * wav2vec.sample_hz // self.sample_hz)
-        return int(wav2vec.code_lengths(torch.tensor([samples]))) + wav2vec.groups
+        if self.semantic.wav2vec is None:
+            return MAX_SEMANTIC_TOKENS if limit is None else limit
+        most = self.coarse.num_semantic(frames) + self.coarse.groups
+        return most if limit is None else min(limit, most)
+
+    def _pieces(self, frames: int) -> tuple[int | None, int | None]:
+        """The semantic tokens and the frames in which the first two stages make a long sound, if they can."""
+        if not self.coarse.keeps_time:
+            logger.warning(
+                "a sound longer than the %.4g s that this AudioLM learned from may be poor after them: only stages with a wav2vec and "
+                "unique_consecutive=False make it piece by piece",
+                self.learned_seconds,
+            )
+            return None, None
+        return max(self.coarse.num_semantic(frames), 2 * self.coarse.groups), frames
 
     def _num_frames(self, seconds: float) -> int:
         if not 0 <= seconds < float("inf"):

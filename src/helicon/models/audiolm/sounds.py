@@ -34,6 +34,7 @@ class SoundMaker:
         coarse: Network | None = None,
         fine: Network | None = None,
         fine_max_frames: int | None = None,
+        learned_seconds: float | None = None,
         seconds: float | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -47,7 +48,9 @@ class SoundMaker:
             texts: what is to be heard, of a model that reads texts; none leaves it to the model.
             prompt: the sound file that every sound begins with.
             coarse, fine: the other stages; a delayed one as `coarse` stands for both.
-            fine_max_frames: as many frames as the fine stage learned from: longer sounds are made piece by piece.
+            learned_seconds: how long the sounds are that the stages learned from, of which an AudioLM knows itself: longer ones are
+                made piece by piece.
+            fine_max_frames: as many frames as the fine stage learned from, where it learned from others.
             seconds: the most that a sound lasts, its prompt with it; by default as long as what the AudioLM learned from, where it
                 knows that, or 512 frames of the codec.
             temperature: of the tokens, in all stages; 0 takes the likeliest.
@@ -57,7 +60,7 @@ class SoundMaker:
             cond_scale: how closely the text is followed; 1 is no guidance.
         """
         Sampling(temperature, top_k, top_p, filter_thres, cond_scale)  # which refuses numbers that cannot be
-        self.network = _whole(network, coarse, fine, fine_max_frames)
+        self.network = _whole(network, coarse, fine, fine_max_frames, learned_seconds)
         self.texts = self._readable(list(texts))
         self.options: dict[str, Any] = {
             "seconds": self._possible(seconds),
@@ -125,11 +128,18 @@ class SoundMaker:
         return {"prime_wave": wave[None].to(self.network.device), "prime_wave_input_sample_hz": hz}
 
 
-def _whole(network: Network, coarse: Network | None, fine: Network | None, fine_max_frames: int | None) -> AudioLM:
+def _whole(
+    network: Network,
+    coarse: Network | None,
+    fine: Network | None,
+    fine_max_frames: int | None,
+    learned_seconds: float | None,
+) -> AudioLM:
     """The AudioLM that was given, whole or in stages."""
     if isinstance(network, AudioLM):
-        for name, stage in {"--coarse": coarse, "--fine": fine, "fine_max_frames": fine_max_frames}.items():
-            if stage is not None:
+        given = {"--coarse": coarse, "--fine": fine}
+        for name, value in {**given, "fine_max_frames": fine_max_frames, "learned_seconds": learned_seconds}.items():
+            if value is not None:
                 raise ValueError(f"an AudioLM has all its stages: leave {name} out")
         return network
     assert isinstance(network, SemanticTransformerWrapper)
@@ -153,4 +163,5 @@ def _whole(network: Network, coarse: Network | None, fine: Network | None, fine_
         coarse_transformer=coarse,
         fine_transformer=fine,
         fine_max_frames=fine_max_frames,
+        learned_seconds=learned_seconds,
     )

@@ -8,6 +8,8 @@ Letters: b batch, n tokens, t frames, q quantizers, w samples.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -46,6 +48,16 @@ class CodeConditioner(Protocol):
     def initial_embeddings(self, namespace: str) -> Float[Tensor, "n e"] | None:
         """Of all codes, one quantizer after the other, for a stage to begin with."""
         ...
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a stage makes codes piece by piece, from semantic tokens of which each has its time."""
+
+    max_frames: int
+    max_steps: int  # frames of the tokenizer in as much sound
+    groups: int  # tokens each
+    frames_a_step: Fraction
 
 
 class Losses(NamedTuple):
@@ -130,6 +142,38 @@ class Stage(Network):
 
     def deduplicated(self, ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         return unique_consecutive(ids, PAD) if self.unique_consecutive else ids
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether each semantic token has its time, so that a part of them belongs to a part of a sound."""
+        return self.wav2vec is not None and not self.unique_consecutive
+
+    @property
+    def groups(self) -> int:
+        """Semantic tokens a frame."""
+        return 1 if self.wav2vec is None else self.wav2vec.groups
+
+    def num_semantic(self, frames: int) -> int:
+        """Semantic tokens of a sound of so many frames of the codec."""
+        codec, wav2vec = self.needed_codec, self.wav2vec
+        samples = -(-frames * codec.downsample_factor * wav2vec.sample_hz // codec.sample_hz)
+        return int(wav2vec.code_lengths(torch.tensor([samples])))
+
+    def _pieces(self, max_frames: int | None) -> Pieces | None:
+        if max_frames is None:
+            return None
+        if max_frames < 2:
+            raise ValueError(f"max_frames={max_frames} must be at least 2")
+        if not self.keeps_time:
+            raise ValueError(
+                f"max_frames={max_frames} needs semantic tokens that each have their time: "
+                "build the stage with a wav2vec and unique_consecutive=False"
+            )
+        codec, wav2vec = self.needed_codec, self.wav2vec
+        frames_a_step = Fraction(
+            wav2vec.downsample_factor * codec.sample_hz, wav2vec.sample_hz * codec.downsample_factor
+        )
+        return Pieces(max_frames, max(1, self.num_semantic(max_frames) // self.groups), self.groups, frames_a_step)
 
     def codes(
         self, raw_wave: Wave, lengths: Lengths | None = None, input_sample_hz: int | None = None

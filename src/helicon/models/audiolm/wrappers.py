@@ -127,6 +127,7 @@ class SemanticTransformerWrapper(Stage):
         seed: int | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        max_tokens: int | None = None,
         **texts: Any,
     ) -> Int[Tensor, "b _"]:
         """Tokens, at most `max_length` with those of the prompt, and -1 past the end of a row.
@@ -138,7 +139,11 @@ class SemanticTransformerWrapper(Stage):
             use_kv_cache: without effect: there is always one.
             include_eos_in_output: the token of the end stands behind rows that ended.
             seed: the same again for the same seed; None draws one.
+            max_tokens: more tokens than this are made piece by piece, each hearing the last quarter of the one before: as many as
+                the transformer learned from, at most.
         """
+        if max_tokens is not None and max_tokens < 2 * self.groups:
+            raise ValueError(f"max_tokens={max_tokens} must be at least {2 * self.groups}")
         if prime_wave is not None:
             prime_ids = self.prompt_ids(prime_wave, prime_lengths, prime_wave_input_sample_hz)
         sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
@@ -149,6 +154,8 @@ class SemanticTransformerWrapper(Stage):
             None if prime_ids is None else self.deduplicated(prime_ids),
             Sampled(condition, batch_size, sampling, seed),
             include_eos_in_output,
+            max_tokens,
+            self.groups,
         )
 
 
@@ -256,10 +263,17 @@ class CoarseTransformerWrapper(Stage):
         seed: int | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        max_frames: int | None = None,
         **texts: Any,
     ) -> Any:
         """Codes `[b, t, q]`, at most `max_time_steps` frames with those of the prompt, and -1 past the end of a row; or their
-        sound (`reconstruct_wave`). The arguments: see `SemanticTransformerWrapper.generate`."""
+        sound (`reconstruct_wave`).
+
+        Args:
+            max_frames: more frames than this are made piece by piece, each from its own semantic tokens and hearing the last quarter
+                of the piece before: as many as the transformer learned from, at most.
+            The others: see `SemanticTransformerWrapper.generate`.
+        """
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_coarse_token_ids = codes[..., : self.transformer.num_coarse_quantizers]
@@ -271,6 +285,7 @@ class CoarseTransformerWrapper(Stage):
             max_time_steps,
             prime_coarse_token_ids,
             Sampled(condition, len(semantic_token_ids), sampling, seed),
+            self._pieces(max_frames),
         )
         return waves_of(self.needed_codec, made) if reconstruct_wave else made
 
@@ -484,6 +499,7 @@ class DelayedTransformerWrapper(Stage):
         seed: int | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        max_frames: int | None = None,
         **texts: Any,
     ) -> Any:
         """Codes `[b, t, q]` of all quantizers, or their sound. The arguments: see `CoarseTransformerWrapper.generate`."""
@@ -498,5 +514,6 @@ class DelayedTransformerWrapper(Stage):
             max_time_steps,
             prime_token_ids,
             Sampled(condition, len(semantic_token_ids), sampling, seed),
+            self._pieces(max_frames),
         )
         return waves_of(self.needed_codec, made) if reconstruct_wave else made
