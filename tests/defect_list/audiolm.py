@@ -283,8 +283,8 @@ DEFECTS = [
         (
             Edit(
                 DECODE,
-                "                    if session.is_finished():\n                        break\n",
-                "                    session.is_finished()\n",
+                "                    if is_finished:\n                        break\n",
+                "",
             ),
         ),
         (f"{MAKING}::test_it_stops_when_all_rows_have_ended",),

@@ -384,6 +384,37 @@ def test_on_tokens_sees_everything_once():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("eos_id", [EOS, None])
+@pytest.mark.parametrize("kind", [Family, StreamedFamily, InnerFamily])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(number, kind, eos_id):
+    """Also where they begin late, and the loop has not ended when it is seen; the decoder goes on to serve."""
+    family, prompt = build(kind), prompt_for({}, 2)
+    decoder, seen, logits_of = (
+        Decoder(family, eos_id=eos_id),
+        [],
+        "token_logits" if kind is not InnerFamily else "stream_logits",
+    )
+    options = {"max_new_tokens": 40, "seed": 1, "sampling": Sampling(top_k=3), "on_tokens": seen.append}
+    expected, good = decoder(prompt, **options), getattr(family, logits_of)
+    calls = []
+
+    def broken(*arguments):
+        calls.append(0)
+        logits = good(*arguments).clone()
+        logits[0, ..., 0] = number if len(calls) > 2 else -torch.inf
+        return logits
+
+    setattr(family, logits_of, broken)
+    seen.clear()
+    with pytest.raises(ValueError, match=r"logits are infinite or not numbers.*take another checkpoint"):
+        decoder(prompt, **options)
+    assert not seen and len(calls) <= 16 * STREAMS, "the first look is enough"
+    setattr(family, logits_of, good)
+    assert torch.equal(decoder(prompt, **options).tokens, expected.tokens)
+
+
+@torch.no_grad()
 def test_a_decoder_is_used_again():
     """For smaller and larger shapes, and after the weights have changed."""
     for options in (FAMILIES["cross"], FAMILIES["adaptive"]):

@@ -2,7 +2,8 @@
 
 A step (embed the last token, run the transformer over its cache, sample, note the ends) touches the device only. On
 CUDA it is captured once in a graph and replayed; elsewhere the same code runs eagerly. The host looks only every
-`poll_every` tokens. Noise is drawn outside the step, from the caller's seed: eager and replayed steps see the same.
+`poll_every` tokens: whether all rows have ended, and whether all logits were numbers. Noise is drawn outside the step,
+from the caller's seed: eager and replayed steps see the same.
 
 Letters: b rows of the result, r rows of the transformer (2 b under guidance: with the condition, then without), n
 prompt tokens, d features, v vocabulary, t new tokens, k streams of tokens, m context tokens, e context features, c size
@@ -151,10 +152,11 @@ class Decoder:
             for count in range(1, max_new_tokens + 1):
                 is_last = count == max_new_tokens
                 if (is_last or count % poll_every == 0) and (on_tokens is not None or self.eos_id is not None):
+                    is_finished = session.is_finished()
                     if on_tokens is not None:
                         on_tokens(session.new_tokens(shown, count))
                     shown = count
-                    if session.is_finished():
+                    if is_finished:
                         break
                 if not is_last:
                     session.step(generator)
@@ -218,20 +220,21 @@ class _Session:
         self.index = buffer()  # of the token to come
         self.lengths = buffer(batch)
         self.finished = buffer(batch, dtype=torch.bool)
+        self.is_broken = buffer(dtype=torch.bool)  # some logit was no number
         self.compiles = decoder._compiles(self.device)
         self.run_layer, self.run_inner_layer = self._compiled(run_layer), self._compiled(run_layer)
-        self.choose = self._compiled(Sampling.token)
+        self.choose = self._compiled(_choose)
         self.filled = 0  # slots in use, as the host counts them
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by window
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def _compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(function) if self.compiles else function
 
     def use(self, sampling: Sampling) -> None:
         """Graphs hold the numbers of the sampling they were captured with."""
         if sampling != self.sampling:
-            self.sampling, self.choose = sampling, self._compiled(Sampling.token)
+            self.sampling, self.choose = sampling, self._compiled(_choose)
             self.graphs.clear()
 
     def fits(self, prompt: Prompt, needed: int, is_guided: bool) -> bool:
@@ -249,7 +252,7 @@ class _Session:
         self.cache.reset()
         self.cache.window = self.cache.max_len
         self.tokens.fill_(self.pad_id)
-        for counter in (self.last, self.index, self.lengths, self.finished):
+        for counter in (self.last, self.index, self.lengths, self.finished, self.is_broken):
             counter.zero_()
 
     def prefill(self, prompt: Prompt, generator: torch.Generator) -> None:
@@ -288,11 +291,21 @@ class _Session:
             self.graphs[window] = captured(self._step, self.pool)
 
     def is_finished(self) -> bool:
-        return bool(self.finished.all())
+        return bool(self._read(self.finished.all()))
 
     def result(self, max_new_tokens: int) -> Decoded:
-        longest = min(max_new_tokens, int(self.lengths.max()))
+        longest = min(max_new_tokens, self._read(self.lengths.max()))
         return Decoded(self.new_tokens(0, longest), self.lengths.clone())
+
+    def _read(self, value: Int[Tensor, ""] | Bool[Tensor, ""]) -> int:
+        """A number for the host, which learns at the same time whether the logits were numbers so far."""
+        found, is_broken = torch.stack((value.long(), self.is_broken.long())).tolist()
+        if is_broken:
+            raise ValueError(
+                "the model's logits are infinite or not numbers, so that nothing can be drawn from them: its weights are damaged, or its "
+                "training failed; take another checkpoint"
+            )
+        return found
 
     def new_tokens(self, start: int, end: int) -> Int[Tensor, "b t *k"]:
         return self._as_model_sees(self.tokens[:, start:end]).clone()
@@ -330,7 +343,7 @@ class _Session:
         logits = self.model.token_logits(hidden, self.index)
         if self.model.streams == 1:
             logits = logits[:, None]
-        return self.choose(self.sampling, logits, self.noise, self._allowed())
+        return self._chosen(logits, self.noise, self._allowed())
 
     def _tokens_in_turn(self, hidden: Float[Tensor, "r d"], beside: dict[str, Any] | None) -> Int[Tensor, "b k"]:
         model, cache, allowed = self.model, self.inner_cache, self._allowed()
@@ -345,12 +358,25 @@ class _Session:
             said = model.inner(embedded[:, None], cache=cache, **given)
             logits = model.stream_logits(said[:, 0], stream)
             ours = allowed if allowed is None or allowed.ndim == 1 else allowed[..., stream, :]
-            drawn.append(self.choose(self.sampling, logits, self.noise[:, stream], ours))
+            drawn.append(self._chosen(logits, self.noise[:, stream], ours))
         return torch.stack(drawn, dim=1)
+
+    def _chosen(self, logits: Tensor, noise: Tensor, allowed: Tensor | None) -> Tensor:
+        tokens, is_broken = self.choose(self.sampling, logits, noise, allowed)
+        self.is_broken |= is_broken
+        return tokens
 
     def _for_all_rows(self, tokens: Int[Tensor, "b *k"]) -> Int[Tensor, "r *k"]:
         """Under guidance the rows without the condition go on with the same tokens."""
         return tokens.repeat(self.rows // len(tokens), *[1] * (tokens.ndim - 1))
+
+
+def _choose(
+    sampling: Sampling, logits: Tensor, noise: Tensor, allowed: Tensor | None
+) -> tuple[Int[Tensor, "b *k"], Bool[Tensor, ""]]:
+    """The next tokens, and whether some logit is NaN or infinite: the filters would let it pass, and a token be drawn all the same.
+    (Minus infinity is a token that a model excludes.)"""
+    return sampling.token(logits, noise, allowed), ~(logits < torch.inf).all()
 
 
 def _window(length: int) -> int:
