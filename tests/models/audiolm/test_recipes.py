@@ -47,5 +47,6 @@ def test_the_full_sizes_belong_together() -> None:
     coarse, fine = (recipes[name].model["transformer"]["num_coarse_quantizers"] for name in ("coarse", "fine"))
     assert coarse == fine == codec["rq_num_quantizers"] - FULL["fine"][1]["num_fine_quantizers"]
     assert all(recipe.data == recipes["semantic"].data for recipe in recipes.values()), "one token cache is for all"
+    assert all(recipes[name].model["unique_consecutive"] is False for name in ("semantic", "coarse", "delayed"))
     for stage, place in {"codec": "runs/soundstream-soundstream", "wav2vec": "runs/kmeans"}.items():
         assert {recipe.model.get(stage, place) for recipe in recipes.values()} == {place}
