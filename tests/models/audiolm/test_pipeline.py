@@ -122,6 +122,15 @@ def test_a_sound_goes_on_from_its_beginning(is_delayed: bool) -> None:
     assert not torch.equal(sound, model(batch_size=2, **SHORT))
 
 
+def test_prompts_may_be_arrays_and_their_lengths_a_list() -> None:
+    model, wave = audiolm(), chirps((330, 200))
+    expected = model(prime_wave=wave, prime_lengths=torch.tensor([330, 200]), **SHORT)
+    assert torch.equal(model(prime_wave=wave.double().numpy(), prime_lengths=[330, 200], **SHORT), expected)
+    assert torch.equal(model(prime_wave=wave[0].numpy(), **SHORT), model(prime_wave=wave[0], **SHORT))
+    with pytest.raises(ValueError, match="prime_wave holds whole numbers, and sound is from -1 to 1"):
+        model(prime_wave=(wave * 32767).short().numpy(), **SHORT)
+
+
 def test_a_prompt_of_another_rate_and_one_for_many() -> None:
     model = audiolm()
     wave = chirps((320,), 16000)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from helicon.models.audiolm.generate import waves_of
@@ -180,14 +181,18 @@ class AudioLM(Network):
         batch_size: int = 1,
         text: Sequence[str] | None = None,
         text_embeds: Float[Tensor, "#b m e"] | None = None,
-        prime_wave: Float[Tensor, " n"] | Float[Tensor, "#b n"] | Float[Tensor, "#b c n"] | None = None,
+        prime_wave: Float[Tensor, " n"]
+        | Float[Tensor, "#b n"]
+        | Float[Tensor, "#b c n"]
+        | Real[np.ndarray, "..."]
+        | None = None,
         prime_wave_input_sample_hz: int | None = None,
         prime_wave_path: str | Path | None = None,
         max_length: int | None = None,
         return_coarse_generated_wave: bool = False,
         mask_out_generated_fine_tokens: bool = False,
         seconds: float | None = None,
-        prime_lengths: Int[Tensor, " #b"] | None = None,
+        prime_lengths: Int[Tensor, " #b"] | Sequence[int] | None = None,
         cond_scale: float = 3.0,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -289,7 +294,12 @@ class AudioLM(Network):
         return frames
 
     def _prime(
-        self, wave: Tensor | None, hz: int | None, path: str | Path | None, lengths: Tensor | None, frames: int
+        self,
+        wave: Tensor | np.ndarray | None,
+        hz: int | None,
+        path: str | Path | None,
+        lengths: Tensor | Sequence[int] | None,
+        frames: int,
     ) -> Prime | None:
         if path is not None:
             if wave is not None:
@@ -297,9 +307,12 @@ class AudioLM(Network):
             wave, hz = _read(Path(path), self.codec.channels)
         if wave is None:
             return None
-        wave = wave[None] if wave.ndim == 1 else wave
-        lengths = None if lengths is None else lengths.to(self.device)
-        prime = Prime(wave.to(self.device), lengths, hz or self.sample_hz)
+        wave = torch.as_tensor(wave, device=self.device)
+        if not wave.is_floating_point():
+            raise ValueError("prime_wave holds whole numbers, and sound is from -1 to 1: divide it, as in wave / 32768")
+        wave = (wave[None] if wave.ndim == 1 else wave).float()
+        lengths = None if lengths is None else torch.as_tensor(lengths, device=self.device)
+        prime = Prime(wave, lengths, hz or self.sample_hz)
         limit = frames * self.codec.downsample_factor / self.sample_hz
         if prime.seconds >= limit:
             raise ValueError(
