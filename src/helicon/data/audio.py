@@ -333,12 +333,12 @@ class TensorAudio(View):
     """A user's own dataset of dicts with "audio": waves are cropped and resampled, other entries stay.
 
     "sample_hz" beside a wave is its rate; without it each has the rate of its entry already. Entries that a sample lacks
-    are made from its first.
+    are made from its first. `are_whole` says whether a wave ends with its recording where no "is_end" is beside it.
     """
 
-    def __init__(self, dataset: Any, transform: AudioTransform, augment: bool = True):
+    def __init__(self, dataset: Any, transform: AudioTransform, augment: bool = True, are_whole: bool = True):
         super().__init__(dataset)
-        self.transform, self.augment = transform, augment
+        self.transform, self.augment, self.are_whole = transform, augment, are_whole
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
         rates = self.transform.rates
@@ -351,7 +351,7 @@ class TensorAudio(View):
         first = waves.pop(given[0])
         cropped = self.transform(first, self.augment, generator, others=waves)
         rest = {name: value for name, value in sample.items() if name not in (*rates, "sample_hz", "is_end")}
-        return {**cropped, **rest, "is_end": cropped["is_end"] and sample.get("is_end", True)}
+        return {**cropped, **rest, "is_end": cropped["is_end"] and sample.get("is_end", self.are_whole)}
 
 
 def audio_data(

@@ -225,6 +225,26 @@ def test_a_sound_too_short_for_a_token_is_followed_by_silence(tmp_path: Path) ->
 # ---------------------------------------------------------------------- tokens of a user's own
 
 
+@pytest.mark.parametrize("seconds", [None, 0.1, 0.05])
+def test_crops_of_a_dataset_of_ones_own_teach_no_end(seconds: float | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Sounds that are all equally long are crops, however much of them is heard; others are whole, unless they say so."""
+    crops = [torch.from_numpy(noise(0.1, 16000, seed=number)).float() for number in range(5)]
+    others = [*crops[:1], crops[1][:1500], *crops[2:]]
+
+    def ends(sounds: list[Any]) -> set[bool]:
+        caplog.clear()
+        data = sounds_for(sounds, RATES, data_max_length_seconds=seconds, end_prob=1.0)
+        return {data.fetch(number, torch.Generator().manual_seed(number))["is_end"] for number in range(len(sounds))}
+
+    before = torch.get_rng_state()
+    assert ends(crops) == {False} and "are all 1600 samples long, and are taken for crops" in caplog.text
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ends(others) == {True} and not caplog.text
+    assert ends([{"raw_wave": wave, "is_end": True} for wave in crops]) == {True} and not caplog.text
+    assert ends([{"raw_wave": wave, "is_end": False} for wave in others]) == {False}
+    assert ends(crops[:1]) == {True}
+
+
 def test_tokens_in_place_of_sounds() -> None:
     semantic, codes = torch.arange(5), torch.arange(6).reshape(3, 2)
     for own in (

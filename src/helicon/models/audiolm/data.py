@@ -17,6 +17,7 @@ Letters: b batch, n samples, c channels, t tokens, q quantizers.
 """
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from helicon.data.audio import (
     audio_data,
 )
 from helicon.data.collate import Batch
-from helicon.data.dataset import View
+from helicon.data.dataset import BadFile, View
 from helicon.data.fields import LABEL, TEXT, Field, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SyntheticSounds
@@ -51,7 +52,10 @@ from helicon.models.soundstream.trainers import sound_choices
 from helicon.nn.network import Network
 from helicon.nn.numbers import check_probabilities
 
+logger = logging.getLogger(__name__)
+
 SHORTEST_SEGMENT = 0.01  # seconds: shorter ones are meant otherwise
+LOOKED_AT = 4  # sounds of a dataset, to see whether they are crops
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
 
 
@@ -206,7 +210,8 @@ class AudioSource:
                 text_column=self.text_column,
             )
         transform = AudioTransform(rates, *length, channels=channels, end_prob=self.end_prob)
-        return _SoundsOrTokens(_OwnSamples(source, rates, self.ds_fields), transform)
+        samples = _OwnSamples(source, rates, self.ds_fields)
+        return _SoundsOrTokens(samples, transform, are_whole=not _are_crops(samples, next(iter(rates))))
 
     def _synthetic(self, sample_hz: int) -> SyntheticSounds:
         seconds = self.data_max_length_seconds or 1.0
@@ -308,6 +313,28 @@ class _SoundsOrTokens(TensorAudio):
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
         return sample if sample.keys() & TOKENS.keys() else super().change(sample, index, generator)
+
+
+def _are_crops(samples: _OwnSamples, name: str) -> bool:
+    """Whether the sounds of a user's own dataset, which says nothing of it, look like crops: equally long, as recordings hardly are. Taken for
+    whole, they would teach a model to stop after just that long."""
+    lengths: list[int] = []
+    for index in range(min(LOOKED_AT, len(samples))):
+        try:
+            sample = samples.fetch(index, torch.Generator().manual_seed(index))
+        except BadFile:
+            continue
+        if name not in sample or "is_end" in sample:
+            return False
+        lengths.append(sample[name].shape[-1])
+    if len(lengths) < 2 or len(set(lengths)) > 1:
+        return False
+    logger.warning(
+        "the first sounds of the dataset are all %d samples long, and are taken for crops, of which none ends with its recording: return a "
+        "bool is_end beside each to say which do",
+        lengths[0],
+    )
+    return True
 
 
 def _cut_again(source: Recordings | TensorAudio, rates: Mapping[str, int], channels: int) -> Any:
