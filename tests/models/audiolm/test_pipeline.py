@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helicon.models.audiolm.pipeline import AudioLM
+from helicon.models.audiolm.sounds import SoundMaker
 from helicon.nn.decode import Decoder, Prompt
 from helicon.nn.network import load_network
 from models.audiolm.tiny import (
@@ -88,6 +89,18 @@ def test_texts_are_heard(options: dict[str, Any]) -> None:
     assert model(text_embeds=embedded, **few).shape == (2, 5 * FRAME)
     assert model(text=TEXTS[:1], batch_size=3, **few).shape[0] == 3
     assert model(batch_size=2, **few).shape[0] == 2  # whatever it likes
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_guidance_is_3_by_texts_and_none_by_codes(is_delayed: bool) -> None:
+    codes = {"audio_text_condition": True, "cond_codes": [2, 5]}
+    ids = torch.tensor([[1, 4], [0, 2]])
+    for options, said, usual in ((CONDITIONS["text"], {"text": TEXTS}, 3.0), (codes, {"condition_ids": ids}, 1.0)):
+        model = audiolm(options, is_delayed)
+        sounds = {scale: model(**said, **SHORT, cond_scale=scale) for scale in (None, 1.0, 3.0)}
+        assert torch.equal(sounds[None], sounds[usual]) and not torch.equal(sounds[1.0], sounds[3.0])
+        maker = SoundMaker(model)
+        assert torch.equal(model(**said, **{**maker.options, **SHORT}), sounds[usual])
 
 
 def test_stages_that_read_no_texts_need_none() -> None:

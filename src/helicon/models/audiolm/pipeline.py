@@ -193,7 +193,7 @@ class AudioLM(Network):
         mask_out_generated_fine_tokens: bool = False,
         seconds: float | None = None,
         prime_lengths: Int[Tensor, " #b"] | Sequence[int] | None = None,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -213,7 +213,8 @@ class AudioLM(Network):
             mask_out_generated_fine_tokens: without effect: there are never fine codes without coarse ones.
             seconds: the most that a sound lasts, its prompt with it; by default learned_seconds, or else 512 frames.
             cond_scale, temperature, top_k, top_p, filter_thres: how tokens are drawn, in all stages. By default filter_thres is
-                0.9, or nothing where there is a top_k or a top_p.
+                0.9, or nothing where there is a top_k or a top_p, and cond_scale 3, or 1 (no guidance) for stages that are
+                conditioned on codes.
             seed: the same again for the same seed; None draws one.
             condition_ids: in the place of texts: codes of sounds or texts, as an audio_conditioner makes them.
         """

@@ -40,7 +40,7 @@ class SoundMaker:
         top_k: int | None = None,
         top_p: float | None = None,
         filter_thres: float | None = None,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
     ):
         """
         Args:
@@ -57,9 +57,11 @@ class SoundMaker:
             top_k: tokens are drawn from so many of the likeliest.
             top_p: tokens are drawn from the likeliest whose probabilities add up to it.
             filter_thres: tokens are drawn from the likeliest 1 - filter_thres of all; by default 0.9, or nothing beside top_k or top_p.
-            cond_scale: how closely the text is followed; 1 is no guidance.
+            cond_scale: how closely the text is followed; 1 is no guidance. By default 3, or 1 for stages that are conditioned on codes, as
+                MusicLM's are.
         """
-        Sampling(temperature, top_k, top_p, filter_thres, cond_scale)  # which refuses numbers that cannot be
+        # Which refuses numbers that cannot be.
+        Sampling(temperature, top_k, top_p, filter_thres, 1.0 if cond_scale is None else cond_scale)
         self.network = _whole(network, coarse, fine, fine_max_frames, learned_seconds)
         self.texts = self._readable(list(texts))
         self.options: dict[str, Any] = {

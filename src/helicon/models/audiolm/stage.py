@@ -270,6 +270,12 @@ class Stage(Network):
         said = self.said(text, text_embeds, ids)
         return {"text": said.pop("texts", None), **options, **said}
 
+    def guidance(self, cond_scale: float | None) -> float:
+        """How much, where nothing is said: codes stand for a whole sound, and sounds are more often right without (docs/log.md)."""
+        if cond_scale is not None:
+            return cond_scale
+        return 3.0 if self.transformer.code_table is None else 1.0
+
     def embed_text(self, text: Sequence[str]) -> Float[Tensor, "b m e"]:
         """Texts, to give as `text_embeds`."""
         return self.transformer.encode_text(text)

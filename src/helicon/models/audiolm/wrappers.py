@@ -118,7 +118,7 @@ class SemanticTransformerWrapper(Stage):
         prime_wave_input_sample_hz: int | None = None,
         prime_ids: Int[Tensor, "#b n"] | None = None,
         batch_size: int = 1,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
         filter_thres: float | None = None,
         temperature: float = 1.0,
         use_kv_cache: bool = True,
@@ -136,6 +136,7 @@ class SemanticTransformerWrapper(Stage):
             prime_wave, prime_ids: what they go on from; of rows of unequal length, with -1 or `prime_lengths` samples.
             top_k, top_p, filter_thres: which tokens are drawn from: the k likeliest, those that have a probability of p together,
                 the likeliest 1 - filter_thres of all. Where none of the three is given, filter_thres is 0.9.
+            cond_scale: guidance by the text; by default 3, and none (1) of a stage that is conditioned on codes.
             use_kv_cache: without effect: there is always one.
             include_eos_in_output: the token of the end stands behind rows that ended.
             seed: the same again for the same seed; None draws one.
@@ -146,7 +147,7 @@ class SemanticTransformerWrapper(Stage):
             raise ValueError(f"max_tokens={max_tokens} must be at least {2 * self.groups}")
         if prime_wave is not None:
             prime_ids = self.prompt_ids(prime_wave, prime_lengths, prime_wave_input_sample_hz)
-        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, self.guidance(cond_scale))
         condition = self.said(text, text_embeds, **texts)
         return semantic_tokens(
             self.transformer,
@@ -254,7 +255,7 @@ class CoarseTransformerWrapper(Stage):
         text: Sequence[str] | None = None,
         text_embeds: Float[Tensor, "#b m e"] | None = None,
         max_time_steps: int = 512,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
         filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
@@ -277,7 +278,7 @@ class CoarseTransformerWrapper(Stage):
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_coarse_token_ids = codes[..., : self.transformer.num_coarse_quantizers]
-        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, self.guidance(cond_scale))
         condition = self.said(text, text_embeds, **texts)
         made = flat_codes(
             self.transformer,
@@ -379,7 +380,7 @@ class FineTransformerWrapper(Stage):
         prime_fine_token_ids: Int[Tensor, "#b t q"] | None = None,
         text: Sequence[str] | None = None,
         text_embeds: Float[Tensor, "#b m e"] | None = None,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
         filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
@@ -408,7 +409,7 @@ class FineTransformerWrapper(Stage):
             prime_fine_token_ids = self._split(codes)["fine_token_ids"]
         elif prime_fine_token_ids is not None:
             prime_fine_token_ids = self._padded_alike(prime_fine_token_ids)
-        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, self.guidance(cond_scale))
         condition = self.said(text, text_embeds, **texts)
         fine = fine_codes(
             self.transformer, coarse, prime_fine_token_ids, max_frames, Sampled(condition, len(coarse), sampling, seed)
@@ -491,7 +492,7 @@ class DelayedTransformerWrapper(Stage):
         text: Sequence[str] | None = None,
         text_embeds: Float[Tensor, "#b m e"] | None = None,
         max_time_steps: int = 512,
-        cond_scale: float = 3.0,
+        cond_scale: float | None = None,
         filter_thres: float | None = None,
         temperature: float = 1.0,
         reconstruct_wave: bool = False,
@@ -506,7 +507,7 @@ class DelayedTransformerWrapper(Stage):
         if prime_wave is not None:
             codes = self.prompt_codes(prime_wave, prime_lengths, prime_wave_input_sample_hz)
             prime_token_ids = codes[..., : self.transformer.num_quantizers]
-        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, cond_scale)
+        sampling = Sampling.asked(temperature, top_k, top_p, filter_thres, self.guidance(cond_scale))
         condition = self.said(text, text_embeds, **texts)
         made = delayed_codes(
             self.transformer,
