@@ -335,7 +335,7 @@ def test_another_codec_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"the fine_transformer was trained on another codec \(SoundStream of .*other\) than the one of the "
-        r"coarse_transformer \(SoundStream\): give stages that were trained on the same",
+        r"coarse_transformer \(SoundStream.*\): give stages that were trained on the same",
     ):
         AudioLM(semantic_transformer=stage_with_codec("semantic"), coarse_transformer=coarse, fine_transformer=fine)
     with pytest.raises(ValueError, match=r"trained on another codec .* than the one given here"):
@@ -347,7 +347,9 @@ def test_another_tokenizer_is_refused() -> None:
 
     other = MelKmeans(codebook_size=SEMANTIC)
     other.fit([(chirps((3000, 2000), 16000), None)], num_frames=60, seed=1)
-    with pytest.raises(ValueError, match=r"the coarse_transformer was trained on another wav2vec \(MelKmeans\)"):
+    with pytest.raises(
+        ValueError, match="the coarse_transformer was trained on another wav2vec .* than the one given here"
+    ):
         audiolm(coarse_transformer=stage_with_codec("coarse"), wav2vec=other, codec=None)
 
 
