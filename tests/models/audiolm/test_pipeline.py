@@ -348,7 +348,7 @@ def test_another_tokenizer_is_refused() -> None:
     other = MelKmeans(codebook_size=SEMANTIC)
     other.fit([(chirps((3000, 2000), 16000), None)], num_frames=60, seed=1)
     with pytest.raises(
-        ValueError, match="the coarse_transformer was trained on another wav2vec .* than the one given here"
+        ValueError, match=r"the coarse_transformer was trained on another wav2vec .* than the one given here"
     ):
         audiolm(coarse_transformer=stage_with_codec("coarse"), wav2vec=other, codec=None)
 
