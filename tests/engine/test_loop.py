@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from helicon.engine.checkpoint import checkpoints
-from helicon.engine.optim import LossScale
 from helicon.engine.runtime import Runtime
 from helicon.engine.task import Batch, Loss, Task, Update
 from helicon.engine.trainer import TrainingDiverged
@@ -178,33 +176,30 @@ def test_a_bad_last_checkpoint_is_not_taken_for_a_good_one() -> None:
         run(steps=20, max_bad_steps=5).train()
 
 
-@pytest.mark.parametrize(
-    ("steps", "since"), [(5, r"step 5 \(a step that was skipped\)"), (7, r"step 5 \(3 steps, all skipped\)")]
-)
-def test_a_run_that_ends_with_a_bad_step_has_diverged(steps: int, since: str) -> None:
+def test_a_run_that_ends_with_bad_steps_has_diverged() -> None:
     """And its folder means the last good checkpoint: the bad end is not saved."""
 
     class Doomed(Poisoned):
         bad = frozenset(range(4, 1000))
 
     torch.manual_seed(3)
-    trainer = ToyTrainer(Doomed(Line()), results_folder="run", num_train_steps=steps, save_model_every=3)
-    with pytest.raises(TrainingDiverged, match=f"since {since}; resume from run/checkpoints/step-00000003"):
+    trainer = ToyTrainer(Doomed(Line()), results_folder="run", num_train_steps=7, save_model_every=3)
+    expected = r"since step 5 \(3 steps, all skipped\); resume from run/checkpoints/step-00000003"
+    with pytest.raises(TrainingDiverged, match=expected):
         trainer.train()
     assert [folder.name for folder in checkpoints(Path("run"))] == ["step-00000003"]
 
 
-@pytest.mark.parametrize("num_bad", [1, 2])
-def test_of_a_run_in_fp16_one_bad_step_at_the_end_is_the_loss_scales(num_bad: int) -> None:
-    class Overflowing(Poisoned):
-        bad = frozenset(range(6 - num_bad, 6))
+def test_a_single_bad_step_at_the_end_loses_nothing() -> None:
+    """It was skipped: what was learned before it is whole."""
+
+    class Unlucky(Poisoned):
+        bad = frozenset([5])
 
     torch.manual_seed(3)
-    trainer = ToyTrainer(Overflowing(Line()), results_folder="run", num_train_steps=6)
-    trainer.scale = LossScale(trainer.device)  # as fp16 has it, on a GPU
-    with pytest.raises(TrainingDiverged) if num_bad == 2 else nullcontext():
-        trainer.train()
-    assert len(checkpoints(Path("run"))) == 2 - num_bad
+    trainer = ToyTrainer(Unlucky(Line()), results_folder="run", num_train_steps=6, save_model_every=3)
+    trainer.train()
+    assert [folder.name for folder in checkpoints(Path("run"))] == ["step-00000003", "step-00000006"]
 
 
 def test_a_network_that_starts_late_follows_the_schedule_of_the_run() -> None:

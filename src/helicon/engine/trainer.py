@@ -412,12 +412,12 @@ class Trainer(Surface):
         self._log_at(pending.step, values)
         most = self.options.max_bad_steps
         if pending.step == self.options.num_train_steps:
-            # A run that ends badly has not done its work. (One such step in fp16 is the loss scale trying a larger value.)
-            most = min(most, 1 if self.scale is None else 2)
+            most = min(
+                most, 2
+            )  # a run that ends badly has not done its work; a single step may be a bad batch, or fp16's loss scale
         if in_a_row >= most:
-            skipped = "a step that was skipped" if in_a_row == 1 else f"{in_a_row} steps, all skipped"
             raise TrainingDiverged(
-                f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({skipped}); "
+                f"the loss or a gradient has not been finite since step {pending.step - in_a_row + 1} ({in_a_row} steps, all skipped); "
                 f"{self._last_good()}, with a lower lr or max_grad_norm"
             )
 
