@@ -51,6 +51,16 @@ def demo(*more: str, tiny: list[str] = TINY) -> Result:
     return CliRunner().invoke(app, ["demo", "image", *tiny, *more])
 
 
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("key", ["data.source", "source", "maskgit.data.source"])
+def test_a_demo_is_of_made_up_data(kind: Kind, key: str) -> None:
+    """Its page would call anything else made-up, too."""
+    refused = CliRunner().invoke(app, ["demo", kind, f"{key}=mine"])
+    assert refused.exit_code == 1
+    assert f"a demo learns from made-up data: leave {key} out" in refused.output
+    assert not Path("runs").exists()
+
+
 def stop_after(monkeypatch: pytest.MonkeyPatch, name: str, step: int) -> None:
     """Ctrl-C, as a terminal sends it, while a trainer takes this step."""
     take_step = Trainer.train_step

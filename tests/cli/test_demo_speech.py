@@ -149,7 +149,6 @@ def test_speech_of_which_all_was_learned_is_refused_before_the_training() -> Non
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["data.source=speech", "data.speech=null"], "the demo learns from made-up speech, not from speech: leave out"),
         (["model.voicebox.condition_on_text=false"], "the demo speaks texts: leave out condition_on_text=false"),
     ],
 )

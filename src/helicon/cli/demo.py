@@ -43,6 +43,12 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="The folder of the demo; runs/demo-KIND by default.")] = None,
 ) -> None:
     """Train a small model on made-up data in a few minutes, and show what it makes on a page."""
+    for override in overrides or ():
+        key = override.partition("=")[0]
+        if key.rpartition(".")[2] == "source":  # the page says what the made-up data shows
+            raise ValueError(
+                f"a demo learns from made-up data: leave {key} out, and train on your own with helicon train"
+            )
     chosen, folder = DEMOS[kind], out or Path("runs") / f"demo-{kind}"
     work = Work.plan(f"helicon demo {kind}", folder, chosen.steps, overrides or ())
     work.carry_out()

@@ -32,11 +32,6 @@ class Speaker(Stage):
 
     def check(self, work: Work) -> None:
         recipe = work.recipes[self.name]
-        if recipe.data["source"] != "synthetic":
-            raise ValueError(
-                f"the demo learns from made-up speech, not from {recipe.data['source']}: leave out data.source, or train without a demo, "
-                "with helicon train"
-            )
         if recipe.model["voicebox"].get("condition_on_text") is False:
             raise ValueError("the demo speaks texts: leave out condition_on_text=false")
         unlearned(recipe.data, NUM_CLIPS)
