@@ -1,4 +1,5 @@
 import logging
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import soundfile
 import torch
 from PIL import Image
 
+import children
 from data.sounds import noise, write
 from helicon.data.sound import SUFFIXES, Sound, read_prompt, spectrogram_beside
 
@@ -25,6 +27,17 @@ def test_every_kind_of_file_holds_the_sound_and_has_its_picture(suffix: str) -> 
     assert heard.abs().max() <= 1 + 0.1 * (suffix == ".ogg"), "what is too loud is clipped"
     with Image.open(spectrogram_beside(Path(f"out{suffix}"))) as picture:
         assert picture.size > (500, 200)
+
+
+def test_minutes_can_be_written_as_ogg() -> None:
+    """In a child, which a crash of the encoder would take with it; the small stack stands for longer sounds."""
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_STACK, (2**20, 2**20))
+        Sound(torch.zeros(1, 100 * HZ), HZ).write(Path("long.ogg"))
+
+    assert children.run(work) == 0
+    assert soundfile.info("long.ogg").frames == 100 * HZ
 
 
 def test_a_sound_without_samples_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = (".wav", ".flac", ".ogg")  # of files that are written
 MAX_TITLE = 80  # letters over a spectrogram
+BLOCK = 65536  # frames that are written at a time: libsndfile's Vorbis encoder overflows the stack on minutes at once
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Sound:
                 "defaults, or another network"
             )
         try:
-            soundfile.write(path, self.wave.clamp(-1, 1).numpy().T, self.sample_hz)
+            with soundfile.SoundFile(path, "w", self.sample_hz, len(self.wave)) as file:
+                for block in self.wave.clamp(-1, 1).split(BLOCK, dim=1):
+                    file.write(block.numpy().T)
         except soundfile.SoundFileError as error:
             raise OSError(f"{path} could not be written ({error})") from error
         if self.wave.shape[1] == 0:
