@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helicon.models.voicebox.model import (
     ConvolvedPositions,
@@ -17,8 +16,8 @@ from helicon.models.voicebox.model import (
     span_mask,
     stretched,
 )
+from off_host import OffHost
 
-aten = torch.ops.aten
 TOKENS, FEATURES = 11, 5
 SIZES: dict[str, Any] = {"dim": 20, "depth": 3, "heads": 3, "dim_head": 6, "num_register_tokens": 2, "dim_cond_emb": 12}
 SIZES |= {"time_hidden_dim": 14, "conv_pos_embed_kernel_size": 5, "text_depth": 2}
@@ -314,16 +313,6 @@ def test_what_a_layer_gives_lives_as_long_as_it_is_needed(skips: bool) -> None:
     assert alive == ([0, 1, 2, 3, 3, 2] if skips else [0, 1, 1, 1, 1, 1])
 
 
-class OffHost(TorchDispatchMode):
-    """Refuses whatever would make the host wait for a device: values that are read, and shapes that depend on values."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert function.overloadpacket not in (aten._local_scalar_dense, aten.nonzero, aten.masked_select), function
-        if function.overloadpacket is aten.index:
-            assert all(index is None or index.dtype != torch.bool for index in args[1]), "indexed by a mask"
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("alignment", ["free", "frames"])
 def test_nothing_is_read_on_the_host(alignment: str) -> None:
     network = build(alignment=alignment)
@@ -331,8 +320,6 @@ def test_nothing_is_read_on_the_host(alignment: str) -> None:
     del given["cond_mask"]
     with OffHost():
         network(**given, target=given["x"], cond_drop_prob=0.2).backward()
-        with pytest.raises(AssertionError):
-            given["x"].sum().item()
 
 
 def test_half_precision_differs_little_and_the_loss_is_in_single() -> None:

@@ -193,7 +193,7 @@ def remembered(x: Float[Tensor, "b n d"], forget_prob: float) -> Bool[Tensor, "b
     rows, n, _ = x.shape
     hidden = torch.rand(rows, 1, device=x.device) * (forget_prob * n)
     order = torch.rand(rows, n, device=x.device)
-    order[:, 0] = 1
+    order[:, 0].fill_(1)
     return order.argsort(dim=1).argsort(dim=1) + 1 > hidden
 
 

@@ -114,7 +114,7 @@ class SpokenTokens(nn.Module):
         if self.alignment == "free":
             return self._refined(F.pad(ids[:, :n], (0, max(0, n - ids.shape[1])), value=-1), is_frame)
         is_token = ids >= 0
-        is_token[:, :1] = True  # a row where nothing is said has one token, which says so
+        is_token[:, :1].fill_(True)  # a row where nothing is said has one token, which says so
         tokens = self._refined(ids, is_token)
         place = stretched(is_token.sum(dim=1), is_frame.sum(dim=1), n)
         return tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[-1]))
