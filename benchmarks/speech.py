@@ -7,7 +7,8 @@
 
 A tenth of the recordings (chosen by a hash of their names) is held out. The number of steps, and with it the cosine schedule, is
 fitted to the time, and the discriminators take part from `--adversary-from` of them on. Judged with the averaged weights on whole held-out
-recordings (at most `--judged`, of at most 8 s): SI-SDR, log-mel distance, use of the codebooks, and PESQ where the package is installed
+recordings (at most `--judged`, of at most 8 s): SI-SDR and log-mel distance of all of it and second by second (a codec that has heard crops
+may lose its way behind their length), use of the codebooks, and PESQ where the package is installed
 (`pip install pesq`; `--only-pesq` hears what an earlier call has written to `--out`, on a machine that has it). The curves are of the run's
 own validation. `model.KEY=VALUE` and `trainer.KEY=VALUE` change the recipe.
 """
@@ -98,6 +99,7 @@ def judge(
     """The quality of whole recordings, and the first of them with their reconstructions."""
     found: dict[str, list[float]] = {"SI-SDR, dB": [], "log-mel distance": [], "PESQ": []}
     rows, codes = [], []
+    seconds: list[list[tuple[float, float]]] = [[] for _ in range(int(LONGEST))]
     for wave in held_out:
         audio = wave[: round(LONGEST * codec.sample_hz)].to(device).float()[None, None] / 2**15
         coded = codec.encode(audio)
@@ -105,12 +107,19 @@ def judge(
         codes.append(coded[0].cpu())
         found["SI-SDR, dB"].append(si_sdr(rebuilt, audio).item())
         found["log-mel distance"].append(log_mel_distance(rebuilt, audio, codec.sample_hz).item())
+        parts = zip(rebuilt.split(codec.sample_hz, dim=-1), audio.split(codec.sample_hz, dim=-1), strict=True)
+        for second, (made, real) in zip(seconds, parts, strict=False):
+            if real.shape[-1] == codec.sample_hz:
+                second.append((si_sdr(made, real).item(), log_mel_distance(made, real, codec.sample_hz).item()))
         found["PESQ"] += _pesq(audio[0, 0], rebuilt[0, 0], codec.sample_hz)
         if len(rows) < written:
             rows.append({"original": audio[0].cpu(), "rebuilt": rebuilt[0].cpu()})
     numbers: dict[str, Any] = {name: sum(values) / len(values) if values else None for name, values in found.items()}
     used = usage(code_counts(torch.cat(codes), codec.codebook_size))
     numbers |= {"codebook use": used["codebook_use"].item(), "perplexity": used["perplexity"].item()}
+    for place, name in enumerate(("SI-SDR", "log-mel distance")):
+        means = [sum(pair[place] for pair in second) / len(second) for second in seconds if second]
+        numbers[f"{name} of each second"] = ", ".join(f"{mean:.2f}" for mean in means)
     return numbers, rows
 
 
