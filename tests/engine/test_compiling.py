@@ -1,6 +1,7 @@
 """Compiled networks compute the same, and survive a compiler that fails."""
 
 import logging
+import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -103,3 +104,34 @@ def test_a_process_that_has_loaded_nothing_else_can_compile() -> None:
         "network = nn.Linear(2, 2)\ncompile_in_place(network)\nassert network._compiled_call_impl is not None"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+LENGTHS_VARY = """
+import torch
+from helicon.engine.compiling import compile_in_place
+from helicon.nn.transformer import Transformer
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+network = Transformer(8, 1, heads=2, dim_head=4)
+compile_in_place(network)
+for length in (6, 9, 7, 6, 11):
+    x = torch.randn(2, length, 8)
+    mask = torch.arange(length) < torch.tensor([[length], [length // 2]])
+    found = []
+    for run in (network, network._call_impl):  # compiled, and as it is
+        given = x.clone().requires_grad_()
+        outputs = run(given, mask=mask)
+        outputs.square().sum().backward()
+        found.append((outputs, given.grad))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_compiled_networks_learn_from_batches_of_any_length(tmp_path: Path) -> None:
+    """In a process of its own, where annotations are not checked, and where nothing is compiled yet."""
+    nothing_compiled = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", LENGTHS_VARY], env=nothing_compiled, capture_output=True, text=True, timeout=500
+    )
+    assert run.returncode == 0, run.stderr[-2000:]

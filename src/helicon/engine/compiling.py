@@ -16,10 +16,15 @@ def compile_in_place(module: nn.Module) -> None:
     import torch._dynamo  # neither of these comes with torch itself, and runs that do not compile are spared them
     import torch._functorch.config
     import torch._inductor.config
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # The backward pass is compiled with the forward pass, not in the middle of a step.
     if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         torch._functorch.config.force_non_lazy_backward_lowering = True
+    # Before torch 2.15 (pull request 191885) the backward pass took the strides of some saved tensors for those of the first size it
+    # was compiled for: batches of a third length ended the run.
+    if hasattr(ShapeEnv, "evaluate_symexpr") and hasattr(ShapeEnv, "deserialize_symexpr"):
+        ShapeEnv.evaluate_symexpr = ShapeEnv.deserialize_symexpr  # type: ignore[method-assign,assignment]
     torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
     # Helicon computes in float32 where it says float32.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
