@@ -91,6 +91,25 @@ def test_all_candidates_are_made_at_once_or_in_pieces_and_lists_of_unequal_sound
     assert torch.equal(ids, music.quantizer.codes(texts=TEXTS).repeat_interleave(3, dim=0))
 
 
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_all_candidates_of_a_text_go_on_from_its_prompt(
+    music: MusicLM, monkeypatch: pytest.MonkeyPatch, batch_size: int | None
+) -> None:
+    recorded = Recorded([*sounds()[:4]])
+    monkeypatch.setattr(AudioLM, "forward", lambda model, **asked: recorded(model, **asked))
+    prompts, lengths = sounds()[:2, :800], [800, 500]
+    given: dict[str, Any] = {"prime_wave": prompts.numpy(), "prime_lengths": lengths}
+    best = music(TEXTS, num_samples=2, seed=1, batch_size=batch_size, **given)
+    asked = {name: torch.cat([one[name] for one in recorded.asked]) for name in given}
+    assert len(best) == 2 and torch.equal(asked["prime_wave"], prompts.repeat_interleave(2, dim=0))
+    assert asked["prime_lengths"].tolist() == [800, 800, 500, 500]
+    for one in (prompts[0], prompts[:1]):  # for all
+        music(TEXTS, seed=1, prime_wave=one)
+        assert recorded.asked[-1]["prime_wave"] is one
+    with pytest.raises(ValueError, match="prime_wave has 2 rows for 3 texts: give one for each, or one for all"):
+        music([*TEXTS, "a"], prime_wave=prompts, batch_size=1)
+
+
 def test_there_is_no_guidance_by_default(music: MusicLM, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded([*sounds()[:2]])
     monkeypatch.setattr(AudioLM, "forward", lambda model, **asked: recorded(model, **asked))

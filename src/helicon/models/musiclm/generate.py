@@ -6,7 +6,7 @@ MuLaN hears as closest to it.
 Letters: b candidates, n samples, c channels, d features of a latent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +84,7 @@ class MusicLM(Network):
             batch_size: how many are made at once; all, where nothing is said.
             seed: the same again for the same seed (and batch size); None draws one.
             cond_scale: guidance by the text: 1 is none, which was best in what is measured (docs/log.md).
-            options: of `AudioLM.forward`, as `seconds`.
+            options: of `AudioLM.forward`, as `seconds`; a prime_wave is for all texts, or has a row for each.
         """
         texts = [text] if isinstance(text, str) else [*text]
         if not texts:
@@ -138,10 +138,26 @@ class MusicLM(Network):
         self, texts: Sequence[str], rows: Sequence[int], size: int, seed: int | None, options: dict[str, Any]
     ) -> Iterator[Tensor]:
         """A sound for each row, the number of its text."""
-        ids = self.quantizer.codes(texts=texts).to(self.device)[rows]
+        told = {"condition_ids": self.quantizer.codes(texts=texts).to(self.device), **_own_prompts(options, len(texts))}
         seed = int(torch.randint(2**62, ())) if seed is None else seed
-        for number, piece in enumerate(ids.split(size)):
-            yield from self.audio_lm(condition_ids=piece, seed=(seed + NEXT_SEED * number) % 2**62, **options)
+        for number, first in enumerate(range(0, len(rows), size)):
+            piece = {name: values[rows[first : first + size]] for name, values in told.items()}
+            yield from self.audio_lm(seed=(seed + NEXT_SEED * number) % 2**62, **{**options, **piece})
+
+
+def _own_prompts(options: Mapping[str, Any], texts: int) -> dict[str, Tensor]:
+    """The prompts (and their lengths) of which each text has its own, which all of its candidates go on from."""
+    found = {}
+    for name, usual in (("prime_wave", 1), ("prime_lengths", 0)):
+        if options.get(name) is None:
+            continue
+        values = torch.as_tensor(options[name])
+        if values.ndim == usual or len(values) == 1:  # for all texts
+            continue
+        if len(values) != texts:
+            raise ValueError(f"{name} has {len(values)} rows for {texts} texts: give one for each, or one for all")
+        found[name] = values
+    return found
 
 
 def _clips(wave: Float[Tensor, " n"], longest: int | None) -> Sequence[Float[Tensor, " _"]]:
