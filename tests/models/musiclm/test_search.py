@@ -272,6 +272,7 @@ def test_files_that_cannot_be_read_are_named_and_skipped(sounds: Tensor, caplog:
     assert "heard in part" in caplog.text and "cut.flac" in caplog.text
     assert begins["cut.flac"][:2] == [0.0, 0.5] and len(begins["cut.flac"]) < 6, "of what was cut off, what is left"
     assert len(index.latents) == sum(map(len, index.begins))
+    assert f"holds no sound from {begins['cut.flac'][-1] + SECONDS:.2f} s on" in caplog.text
     left = SoundFile(Path("sounds/cut.flac"), "cut.flac")
     assert left.shorten()
     durations = dict(zip(begins, index.durations, strict=True))

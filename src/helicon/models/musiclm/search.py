@@ -226,7 +226,7 @@ class SoundIndex:
                 begins[number].append(begin)
                 durations[number] = begin + one.seconds
             else:
-                problems[number] = one.problem
+                problems.setdefault(number, one.problem)  # where it ends, not the last that is missed
         found = [number for number in range(num_whole) if begins[number]]
         num_clips = sum(len(begins[number]) for number in found)
         bad = {clips.parts[number]: problems[number] for number in range(num_whole) if not begins[number]}
