@@ -236,6 +236,11 @@ def test_what_cannot_be_compared_is_refused():
         model(clips(), raw_texts=TEXTS, return_latents=True, return_similarities=True)
     with pytest.raises(ValueError, match="needs a batch of 2 or more"):
         model(clips(1), raw_texts=TEXTS[:1])
+    with pytest.raises(ValueError, match="audio comes as int16: give floats from -1 to 1"):
+        model.get_audio_latents((clips() * 3000).short(), input_sample_hz=2 * HZ)
+    for read in (lambda: model(clips(), TEXTS), lambda: model.get_text_latents(TEXTS)):
+        with pytest.raises(ValueError, match="texts are a list, and not what was read of them: give strings as raw_"):
+            read()
 
 
 @pytest.mark.slow

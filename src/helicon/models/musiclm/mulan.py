@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from helicon.models.musiclm.contrastive import ContrastiveLoss
 from helicon.models.musiclm.pretrained import AudioTower, TextTower
 from helicon.models.musiclm.towers import TextTransformer, one_of
+from helicon.models.soundstream.codecs import check_floats
 from helicon.nn.capture import evaluating
 from helicon.nn.lengths import before
 from helicon.nn.network import Network
@@ -98,6 +99,7 @@ class MuLaN(Network):
         generator: torch.Generator | None = None,
     ) -> Latents:
         """What the loss compares of sounds; `wavs` and `lengths` as the audio tower takes them."""
+        check_floats(wavs)
         out = self.audio(wavs, lengths=lengths, return_all_layers=self.hierarchical, generator=generator)
         return _latents(out, self.audio_to_latents, self.audio_layers)
 
@@ -127,12 +129,13 @@ class MuLaN(Network):
         return loss + torch.stack([compare(*latents, caption_ids) for compare, *latents in pairs]).mean()
 
     def get_audio_latents(
-        self, wavs: Float[Tensor, "b ..."], lengths: Lengths | None = None, input_sample_hz: int | None = None
+        self, wavs: Real[Tensor, "b ..."], lengths: Lengths | None = None, input_sample_hz: int | None = None
     ) -> Float[Tensor, "b d"]:
         """Unit vectors of sounds, of which the first `lengths` samples count; at `sample_hz`, or resampled to it.
 
         Those of evaluation, in whatever mode the network is; `embed_audio` gives what a loss compares in training.
         """
+        check_floats(wavs)
         if input_sample_hz is not None and input_sample_hz != self.sample_hz:
             if lengths is not None:
                 wavs = torch.where(before(lengths, wavs.shape[1]), wavs, 0.0)
@@ -143,18 +146,19 @@ class MuLaN(Network):
 
     def get_text_latents(
         self,
-        texts: Shaped[Tensor, "b t ..."] | None = None,
+        texts: Shaped[Tensor, "b t ..."] | Sequence[str] | None = None,
         raw_texts: Sequence[str] | None = None,
         text_mask: Bool[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b d"]:
         """Unit vectors of texts, as those of sounds: in evaluation mode."""
+        texts, text_mask = one_of(self.text, texts, raw_texts, text_mask)
         with evaluating(self):
-            return self.embed_text(texts, raw_texts, text_mask).last
+            return self.embed_text(texts, text_mask=text_mask).last
 
     def forward(
         self,
         wavs: Float[Tensor, "b ..."],
-        texts: Shaped[Tensor, "c t ..."] | None = None,
+        texts: Shaped[Tensor, "c t ..."] | Sequence[str] | None = None,
         raw_texts: Sequence[str] | None = None,
         return_latents: bool = False,
         return_similarities: bool = False,

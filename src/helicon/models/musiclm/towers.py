@@ -384,9 +384,11 @@ class TextTransformer(Tower):
 
 
 def one_of(
-    tower: Any, x: Tensor | None, raw_texts: Sequence[str] | None, mask: Tensor | None
+    tower: Any, x: Tensor | Sequence[str] | None, raw_texts: Sequence[str] | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """What was read before, or what is read now."""
+    if not (x is None or isinstance(x, Tensor)):
+        raise ValueError(f"texts are a {type(x).__name__}, and not what was read of them: give strings as raw_texts=")
     if (x is None) == (raw_texts is None):
         raise ValueError("give the texts as tensors (x) or as a list of strings (raw_texts): one of the two")
     if raw_texts is None:
