@@ -45,9 +45,11 @@ class Wave:
     num_before = num_after = 0
     is_cut = False
 
-    def __init__(self, values: Tensor | np.ndarray, hz: int, name: str):
+    def __init__(self, values: Any, hz: int, name: str):
         if hz < 1 or not is_wave(values):
-            found = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)} at {hz} Hz"
+            found = f"a {type(values).__name__}"
+            if isinstance(values, (Tensor, np.ndarray)):
+                found = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)} at {hz} Hz"
             raise ValueError(f"{name} is no sound, but {found}: a wave is {WAVE}")
         wave = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else values.astype(np.float32)
         wave = wave / 2**15 if "int" in str(values.dtype) else wave

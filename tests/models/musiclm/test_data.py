@@ -12,6 +12,7 @@ from torch.utils.data import StackDataset
 from data.sounds import ramp, seeded, write
 from helicon.config import ConfigError
 from helicon.data.audio import SoundDataset, audio_data
+from helicon.data.dataset import BadFile
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.models.musiclm.data import CaptionedSource, collate_captioned, training_captioned
 
@@ -82,9 +83,19 @@ def test_sounds_of_a_dataset_of_ones_own() -> None:
         assert [data[index]["texts"] for index in range(2)] == texts
         batch = collate_captioned([data[0], data[1]])
         assert batch["audio"].shape == (2, HZ) and ("audio_lengths" in batch) == (source is sources[-1][0])
-    for tokens in (StackDataset(waves, ids), [{"wavs": waves[n], "texts": ids[n]} for n in range(2)]):
+    as_tokenizers_do = [ids[0].tolist(), ids[1].numpy()]
+    named = [{"wavs": waves[n], "texts": ids[n]} for n in range(2)]
+    listed = [{"wavs": waves[n], "texts": as_tokenizers_do[n]} for n in range(2)]
+    for tokens in (StackDataset(waves, ids), StackDataset(waves, as_tokenizers_do), named, listed):
         data = CaptionedSource(tokens, **SECOND).at(HZ)
         assert collate_captioned([data[0], data[1]])["text_token_ids"].tolist() == [[1, 2], [3, -1]]
+
+
+def test_sounds_of_ones_own_without_words_are_skipped_as_files_are() -> None:
+    data = CaptionedSource([(torch.randn(9), text) for text in ("a", " ", "b")]).at(HZ)
+    with pytest.raises(BadFile, match="item 1: its text is empty"):
+        data[1]
+    assert data[2]["texts"] == "b"
 
 
 def test_what_is_shorter_is_padded_and_its_length_told() -> None:
@@ -122,6 +133,8 @@ def test_made_up_sounds() -> None:
         (lambda: CaptionedSource(SyntheticSounds(3, HZ), **SECOND).at(HZ), "are cut already"),
         (lambda: CaptionedSource([torch.randn(9)]).at(HZ)[0], "item 0 has no text"),
         (lambda: CaptionedSource(5).at(HZ), "a int is no source of sounds"),
+        (lambda: CaptionedSource([(torch.randn(9), ["a", "b"])]).at(HZ)[0], "item 0 has a list for its text: give one"),
+        (lambda: CaptionedSource([{"audio": {}, "text": "a"}]).at(HZ)[0], "item 0 is no sound, but a dict: a wave is"),
     ],
 )
 def test_data_that_will_not_do(folder: str, make: Callable[[], Any], sentence: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -160,11 +161,22 @@ class _OwnSamples(View):
 
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
         if isinstance(sample, Mapping):
-            sample = {NAMES.get(name, name): value for name, value in sample.items()}
+            sample = {NAMES.get(name, name): _ids(value) for name, value in sample.items()}
+        elif isinstance(sample, tuple):
+            sample = tuple(map(_ids, sample))
         named = route(sample, self.fields, self.ds_fields)
         if isinstance(named.get("texts"), Tensor):  # as the network calls ids too
             named["text_token_ids"] = named.pop("texts")
         return named
+
+
+def _ids(value: Any) -> Any:
+    """Ids that come as tokenizers give them, a list or an array, as a tensor; everything else as it is."""
+    is_listed = isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    if not is_listed and not isinstance(value, np.ndarray):
+        return value
+    ids = torch.as_tensor(value)
+    return ids if _are_ids(ids) else value
 
 
 class _Captioned(View):
@@ -177,7 +189,16 @@ class _Captioned(View):
                 f"item {index} has no text, and MuLaN learns from sounds with texts: it has {', '.join(sample)}"
             )
         wave = sample["audio"]
+        if text == "texts":
+            _check_text(sample[text], f"item {index}")
         return {"audio": wave, "audio_lengths": sample.get("audio_lengths", wave.shape[-1]), text: sample[text]}
+
+
+def _check_text(text: Any, name: str) -> None:
+    if not isinstance(text, str):
+        raise ValueError(f"{name} has a {type(text).__name__} for its text: give one string (of several, choose one)")
+    if not text.strip():
+        raise BadFile(name, "its text is empty")
 
 
 def check_captions(dataset: Any) -> None:
