@@ -141,16 +141,21 @@ def test_mulan_hears_candidates_at_its_own_rate() -> None:
     torch.testing.assert_close(music.similarities(stereo, TEXTS[:1] * 12, batch_size=5), expected, atol=5e-3, rtol=0)
 
 
-def test_a_sound_that_is_longer_than_the_tower_takes_is_heard_in_clips(
-    music: MusicLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("knows", ["what it learned from", "what its tower takes"])
+def test_a_sound_that_is_longer_than_mulan_knows_is_heard_in_clips(
+    music: MusicLM, monkeypatch: pytest.MonkeyPatch, knows: str
 ) -> None:
-    expected = music.similarities([sounds()[0]], TEXTS[:1])
-    latents = music.quantizer.latents(torch.stack(sounds()[0].chunk(4)))
+    wave = sounds()[0]  # of half a second
+    expected = music.similarities([wave], TEXTS[:1])
+    clips = torch.stack([wave[:1800], wave[1800:3600], wave[-1800:]])
+    latents = music.quantizer.latents(clips)
     mean = torch.nn.functional.normalize(latents.mean(dim=0), dim=0)
     said = music.quantizer.latents(texts=TEXTS[:1])[0]
-    tower = music.quantizer.mulan.audio
-    monkeypatch.setattr(type(tower), "max_samples", 1000, raising=False)
-    given = music.similarities([sounds()[0], sounds()[0][:1000]], [TEXTS[0]] * 2)
+    if knows == "what it learned from":
+        monkeypatch.setattr(music.quantizer.mulan, "clip_seconds", 1800 / HZ)
+    else:
+        monkeypatch.setattr(type(music.quantizer.mulan.audio), "max_samples", 1800, raising=False)
+    given = music.similarities([wave, wave[:1800]], [TEXTS[0]] * 2)
     torch.testing.assert_close(given[0], mean @ said)
     torch.testing.assert_close(given[1], latents[0] @ said)
     assert not torch.isclose(given[0], expected[0])

@@ -15,8 +15,8 @@ from torch import Tensor
 from helicon.data.recording import SoundFile
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.models.musiclm import search
-from helicon.models.musiclm.clips import begins_in
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
+from helicon.models.musiclm.mulan import begins_in
 from helicon.models.musiclm.search import SoundIndex, mulan_in
 from models.musiclm.tiny import HZ, mulan, pairs
 from models.soundstream.tiny import tiny as codec

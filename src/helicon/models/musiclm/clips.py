@@ -16,8 +16,7 @@ from helicon.data.collate import collate
 from helicon.data.dataset import BadFile
 from helicon.data.recording import Recording, SoundFile, Wave
 from helicon.data.synthetic_sounds import SyntheticSounds
-
-LEAST_NEW = 0.05  # of a clip: what is left of a recording after its clips has one of its own if it is more than this
+from helicon.models.musiclm.mulan import begins_in
 
 
 @runtime_checkable
@@ -92,15 +91,6 @@ def parts_of(source: str | Path | SyntheticSounds) -> tuple[list[Part], dict[str
         except BadFile as error:
             bad[error.path] = error.reason
     return list(parts), bad
-
-
-def begins_in(duration: float, seconds: float) -> list[float]:
-    """Where the clips of a recording begin, end to end; the last ends with it, and so may begin within the one before."""
-    count = max(1, int(duration // seconds))
-    begins = [number * seconds for number in range(count)]
-    if duration - count * seconds > LEAST_NEW * seconds:
-        begins.append(duration - seconds)
-    return begins
 
 
 @dataclass

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from helicon.models.audiolm.pipeline import AudioLM, are_same, called
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
+from helicon.models.musiclm.mulan import begins_in
 from helicon.nn.network import Network
 
 COND_SCALE = 1.0  # no guidance
@@ -112,7 +113,8 @@ class MusicLM(Network):
     ) -> Float[Tensor, " b"]:
         """How close each sound, at `sample_hz` and of any length, is to its text, as MuLaN hears them: cosines.
 
-        One that is longer than MuLaN's tower takes is heard in clips, and what it is heard as is the mean of theirs.
+        One that is longer than those that MuLaN has learned from is heard in clips as long as they, as in a search, and what it is
+        heard as is the mean of theirs: whole, it would be confused with others.
         """
         size, found = batch_size or len(waves), []
         for first in range(0, len(waves), size):
@@ -123,10 +125,12 @@ class MusicLM(Network):
 
     def _heard(self, waves: Sequence[Tensor]) -> Float[Tensor, "b d"]:
         """Unit vectors: of each sound, or of the mean of its clips."""
-        longest = getattr(self.quantizer.mulan.audio, "max_samples", None)
-        if longest is not None:
-            longest = longest * self.sample_hz // self.quantizer.sample_hz
-        pieces = [_clips(wave.mean(dim=0) if wave.ndim == 2 else wave, longest) for wave in waves]
+        mulan = self.quantizer.mulan
+        most = getattr(mulan.audio, "max_samples", None)  # that its tower takes
+        known = [mulan.clip_seconds, None if most is None else most / mulan.sample_hz]
+        longest = min((seconds for seconds in known if seconds is not None), default=None)
+        mono = [wave.mean(dim=0) if wave.ndim == 2 else wave for wave in waves]
+        pieces = [[wave] if longest is None else _clips(wave, self.sample_hz, longest) for wave in mono]
         clips = [clip for found in pieces for clip in found]
         lengths = torch.tensor([len(clip) for clip in clips], device=self.device)
         padded = pad_sequence(clips, batch_first=True).to(self.device)
@@ -160,9 +164,10 @@ def _own_prompts(options: Mapping[str, Any], texts: int) -> dict[str, Tensor]:
     return found
 
 
-def _clips(wave: Float[Tensor, " n"], longest: int | None) -> Sequence[Float[Tensor, " _"]]:
-    """Of about one length, none longer than that."""
-    return [wave] if longest is None else wave.tensor_split(max(1, -(-len(wave) // longest)))
+def _clips(wave: Float[Tensor, " n"], hz: int, seconds: float) -> list[Tensor]:
+    """Of so many seconds each, as a search cuts them."""
+    size = max(1, int(seconds * hz))
+    return [wave[round(begin * hz) :][:size] for begin in begins_in(len(wave) / hz, seconds)]
 
 
 def _ranked(waves: Sequence[Tensor], similarities: Float[Tensor, " b"]) -> Candidates:

@@ -24,6 +24,7 @@ from helicon.nn.norms import RMSNorm
 from helicon.nn.resample import resample
 
 Lengths = Int[Tensor, " b"]
+LEAST_NEW = 0.05  # of a clip: what is left of a recording after its clips has one of its own if it is more than this
 MIXERS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB, 0x2545F4914F6CDD1D)  # odd, with bits in no order
 
 
@@ -220,6 +221,15 @@ class MuLaN(Network):
         if isinstance(self.text, TextTransformer):
             return ids_of_tokens(texts, self.text.are_tokens(texts) if text_mask is None else text_mask)
         return None if raw_texts is None else ids_of_texts(raw_texts).to(self.device)
+
+
+def begins_in(duration: float, seconds: float) -> list[float]:
+    """Where the clips of a recording begin, end to end; the last ends with it, and so may begin within the one before."""
+    count = max(1, int(duration // seconds))
+    begins = [number * seconds for number in range(count)]
+    if duration - count * seconds > LEAST_NEW * seconds:
+        begins.append(duration - seconds)
+    return begins
 
 
 def ids_of_texts(texts: Sequence[str]) -> Int[Tensor, " b"]:
