@@ -18,6 +18,7 @@ RUNS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "whole": (None, {}),
     "chunks": (2, {"hierarchical_contrastive_loss": True}),
     "sigmoid": (2, {"sigmoid_contrastive_loss": True}),
+    "accumulated": (2, {"decoupled_contrastive_learning": False}),
     "sharded": (2, {}),
 }
 PAIRS = 6  # of a batch of all processes
@@ -26,7 +27,9 @@ PAIRS = 6  # of a batch of all processes
 def data(count: int, seed: int) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        {"audio": torch.randn(900 - 50 * n, generator=generator) * 0.1, "texts": f"number {n}"} for n in range(count)
+        # (Some texts are equal, in one process and over both.)
+        {"audio": torch.randn(900 - 50 * n, generator=generator) * 0.1, "texts": f"number {n % 8}"}
+        for n in range(count)
     ]
 
 
@@ -39,6 +42,7 @@ def learned(name: str, world: int, folder: Path) -> dict[str, Any]:
         num_train_steps=50,
         batch_size=PAIRS // world,
         chunk_size=chunk_size,
+        grad_accum_every=2 if name == "accumulated" else 1,
         lr=1e-2,
         optimizer="adam",
         optimizer_kwargs={"eps": 1e-2},  # or steps would hardly depend on the size of gradients
