@@ -119,6 +119,11 @@ class AudioTransform:
             return round(self.max_length_seconds * highest) * self.grid // highest
         return None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long a crop is; None if it has no limit."""
+        return None if self.units is None else self.units / self.grid
+
     def num_segments(self, recording: Recording) -> int:
         """How many crops, end to end, cover the recording."""
         if self.units is None:

@@ -12,6 +12,8 @@ import children
 import helicon
 from data.sounds import ramp, write
 from helicon.config import ConfigError
+from helicon.data.audio import audio_data
+from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.models.musiclm import task
 from helicon.models.musiclm.data import training_captioned
 from helicon.models.musiclm.pretrained import PretrainedAudioTransformer
@@ -83,16 +85,20 @@ def test_datasets_and_loaders_of_ones_own() -> None:
 def test_how_much_is_heard_at_a_time_is_kept_with_the_network() -> None:
     """So that a search listens to as much, also of a copy that no run is beside."""
     made_up = lambda **length: training_captioned("synthetic", num_samples=8, **length)
-    for source, seconds in (
+    sources: tuple[tuple[dict[str, Any], float | None], ...] = (
         ({"dataset": made_up(data_max_length=HZ * 3 // 4)}, 0.75),
         ({"dataset": made_up(data_max_length_seconds=0.5)}, 0.5),
         ({"dataset": own(), "data_max_length_seconds": 0.1}, 0.1),
         ({"train_dataloader": DataLoader(own(), batch_size=3), "data_max_length_seconds": 0.125}, 0.125),
+        ({"dataset": made_up()}, 1.0),
+        ({"dataset": SyntheticSounds(8, HZ, 0.625)}, 0.625),
+        ({"dataset": audio_data(own(), HZ, max_length=HZ // 2)}, 0.5),
         ({"dataset": own()}, None),
-    ):
-        trainer = MuLaNTrainer(mulan(), **source, **OPTIONS | {"results_folder": f"run-{seconds}"})  # type: ignore[arg-type]
-        trainer.save(f"saved-{seconds}")
-        network = helicon.load(f"saved-{seconds}")
+    )
+    for number, (source, seconds) in enumerate(sources):
+        trainer = MuLaNTrainer(mulan(), **source, **OPTIONS | {"results_folder": f"run-{number}"})
+        trainer.save(f"saved-{number}")
+        network = helicon.load(f"saved-{number}")
         assert network.clip_seconds == seconds and SoundIndex(network).seconds == (seconds or 10.0)
 
 

@@ -23,6 +23,7 @@ from helicon.data.dataset import BadFile, View
 from helicon.data.fields import Field, route
 from helicon.data.paired import CaptionSource
 from helicon.data.split import unwrapped
+from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.models.soundstream.trainers import READY, at_rate, check_length, sound_choices, training_sounds
 
 TEXTS = ("texts", "text_token_ids")
@@ -108,8 +109,13 @@ class CaptionedSource:
             )
 
     def clip_seconds(self, sample_hz: int) -> float | None:
-        """How much of a sound is heard at a time, where it is said here."""
-        return self.data_max_length_seconds if self.data_max_length is None else self.data_max_length / sample_hz
+        """How much of a sound is heard at a time, where it is said here or by a dataset that cuts its sounds itself."""
+        if self.data_max_length is not None:
+            return self.data_max_length / sample_hz
+        source = self._sounds(sample_hz) if self.source == "synthetic" else self.source
+        if self.data_max_length_seconds is not None or not isinstance(source, READY):
+            return self.data_max_length_seconds
+        return source.seconds if isinstance(source, SyntheticSounds) else source.transform.seconds
 
     def at(self, sample_hz: int) -> Any:
         """The samples, at this rate; of each sound another crop in every epoch."""
