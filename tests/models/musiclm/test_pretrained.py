@@ -5,6 +5,7 @@ import torch
 import transformers
 from torch import nn
 
+from helicon.models.musiclm.mulan import MuLaN
 from helicon.models.musiclm.pretrained import (
     PretrainedAudioTransformer,
     PretrainedSpectrogramEncoder,
@@ -13,7 +14,7 @@ from helicon.models.musiclm.pretrained import (
 from helicon.models.musiclm.towers import AudioSpectrogramTransformer, TextTransformer
 from helicon.models.text import PretrainedTextEncoder
 from helicon.nn.network import load_network
-from models.musiclm.tiny import HZ, padded
+from models.musiclm.tiny import HZ, audio_tower, padded, text_tower
 from models.text.test_pretrained import bert, write_tokenizer
 
 TEXTS = ["a red circle", "", "été", "a green square on a red paper"]
@@ -94,6 +95,13 @@ def test_a_pretrained_text_tower(tmp_path):
     assert tower(raw_texts=texts, return_all_layers=True)[1].shape == (1, 2, 12)
     tower.save(tmp_path / "tower")
     assert load_network(tmp_path / "tower")(raw_texts=texts).equal(together)
+    model, ids = MuLaN(audio_tower(), tower), torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(
+        ValueError, match="a PretrainedTextTransformer takes embeddings, not ids of tokens: give strings"
+    ):
+        model(torch.zeros(2, 900), ids)
+    with pytest.raises(ValueError, match="a TextTransformer takes ids of tokens, not embeddings: give strings as raw"):
+        MuLaN(audio_tower(), text_tower()).get_text_latents(read["x"])
 
 
 def test_towers_take_the_arguments_users_know():

@@ -393,6 +393,10 @@ def one_of(
         raise ValueError("give the texts as tensors (x) or as a list of strings (raw_texts): one of the two")
     if raw_texts is None:
         assert x is not None
+        reads_ids = isinstance(tower, TextTransformer)
+        if x.is_floating_point() == reads_ids:
+            kinds = ("ids of tokens", "embeddings") if reads_ids else ("embeddings", "ids of tokens")
+            raise ValueError(f"a {type(tower).__name__} takes {kinds[0]}, not {kinds[1]}: give strings as raw_texts=")
         return x, mask
     if mask is not None:
         raise ValueError("a mask belongs to texts given as tensors (x): raw_texts have their own")
