@@ -31,7 +31,7 @@ def demo_of_music(out: Path, *more: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"NUM_QUERIES": QUERIES, "NUM_SHOWN": SHOWN, "NUM_SOUNDS": SOUNDS}.items():
             patch.setattr(kind, name, value)
-        return CliRunner().invoke(app, ["demo", "music", "--out", str(out), *TINY, *more])
+        return CliRunner().invoke(app, ["demo", "music", "-o", str(out), *TINY, *more])
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,9 @@ def demo(
             help="Changes to the recipes: of all stages, as in num_train_steps=100, or of one, as in maskgit.batch_size=8.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the demo; runs/demo-KIND by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The folder of the demo; runs/demo-KIND by default.")
+    ] = None,
 ) -> None:
     """Train a small model on made-up data in a few minutes, and show what it makes on a page."""
     for override in overrides or ():
