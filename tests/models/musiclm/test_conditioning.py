@@ -72,6 +72,29 @@ def test_sounds_that_have_no_finite_latent_are_told() -> None:
     assert not quantizer.is_fitted
 
 
+@pytest.mark.parametrize("knows", ["what it learned from", "what its tower takes"])
+def test_a_sound_that_is_longer_than_mulan_knows_is_heard_in_clips(
+    fitted: MuLaNEmbedQuantizer, monkeypatch: pytest.MonkeyPatch, knows: str
+) -> None:
+    """As in the paper, whose MuLaN hears ten seconds at a time, and what it makes of them is averaged."""
+    wave = sounds()[0]  # of 4000 samples
+    clips = torch.stack([wave[:1800], wave[1800:3600], wave[-1800:]])
+    heard, whole = fitted.latents(clips), fitted.latents(wave[None])[0]
+    mean = torch.nn.functional.normalize(heard.mean(dim=0), dim=0)
+    assert not torch.allclose(mean, whole, atol=1e-3)
+    if knows == "what it learned from":
+        monkeypatch.setattr(fitted.mulan, "clip_seconds", 1800 / HZ)
+    else:
+        monkeypatch.setattr(type(fitted.mulan.audio), "max_samples", 1800, raising=False)
+    torch.testing.assert_close(fitted.latents(wave[None])[0], mean)
+    lengths = torch.tensor([4000, 1800, 700])
+    batch = padded(torch.stack([wave] * 3), lengths)
+    found = fitted.latents(batch, lengths=lengths)
+    torch.testing.assert_close(found, torch.stack([mean, heard[0], fitted.latents(wave[None, :700])[0]]))
+    fast = fitted.latents(resample(wave[None], HZ, 2 * HZ), input_sample_hz=2 * HZ)[0]
+    torch.testing.assert_close(fast, mean, atol=0.05, rtol=0.0)
+
+
 def test_codebooks_and_codes_stay_whatever_is_asked_in_whatever_mode(fitted: MuLaNEmbedQuantizer) -> None:
     """64: the reference's move with every sound and every text they meet in training, and differently in each stage."""
     before, codes = {name: value.clone() for name, value in fitted.own_state().items()}, fitted.codes(wavs=sounds())

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from helicon.models.musiclm.mulan import MuLaN
+from helicon.models.musiclm.mulan import MuLaN, begins_in
 from helicon.models.semantic.kmeans import KMeans, KMeansReport, Progress
 from helicon.nn.network import Network
 
@@ -193,7 +195,11 @@ class MuLaNEmbedQuantizer(Network):
         lengths: Lengths | None = None,
         input_sample_hz: int | None = None,
     ) -> Float[Tensor, "b d"]:
-        """What the codes are of: MuLaN's unit vectors."""
+        """What the codes are of: MuLaN's unit vectors.
+
+        A sound that is longer than what MuLaN has learned from is heard in clips as long as that, as in a search, and its vector is
+        that of their mean, as in the paper: heard as a whole, it would be confused with others.
+        """
         if (wavs is None) == (texts is None):
             raise ValueError("give wavs or texts, and not both")
         with torch.autocast(self.device.type, enabled=False):  # in MuLaN's own precision
@@ -202,7 +208,19 @@ class MuLaNEmbedQuantizer(Network):
                 return self.mulan.get_text_latents(raw_texts=texts)
             mono = wavs.mean(dim=1) if wavs.ndim == 3 else wavs
             lengths = None if lengths is None else lengths.to(self.device)
-            return self.mulan.get_audio_latents(mono.to(self.device), lengths, input_sample_hz)
+            return self._heard(mono.to(self.device), lengths, input_sample_hz or self.sample_hz)
+
+    def _heard(self, waves: Float[Tensor, "b n"], lengths: Lengths | None, hz: int) -> Float[Tensor, "b d"]:
+        seconds = self.mulan.longest_seconds
+        if seconds is None or waves.shape[1] <= round(seconds * hz):
+            return self.mulan.get_audio_latents(waves, lengths, hz)
+        sizes = [waves.shape[1]] * len(waves) if lengths is None else lengths.tolist()
+        pieces = [_clips(wave[:size], hz, seconds) for wave, size in zip(waves, sizes, strict=True)]
+        clips = [clip for found in pieces for clip in found]
+        own = torch.tensor([len(clip) for clip in clips], device=self.device)
+        latents = self.mulan.get_audio_latents(pad_sequence(clips, batch_first=True), own, hz)
+        means = [part.mean(dim=0) for part in latents.split([len(found) for found in pieces])]
+        return F.normalize(torch.stack(means), dim=-1)
 
     def _read(
         self, waves: Iterable[tuple[Tensor, Tensor | None]], most: int | None, reading: Progress | None
@@ -242,6 +260,12 @@ class MuLaNEmbedQuantizer(Network):
         if name not in self.namespaces:
             raise ValueError(f"there is no namespace {name!r}: give one of {', '.join(self.namespaces)}")
         return name
+
+
+def _clips(wave: Float[Tensor, " n"], hz: int, seconds: float) -> list[Tensor]:
+    """Of so many seconds each, as a search cuts them."""
+    size = max(1, round(seconds * hz))
+    return [wave[round(begin * hz) :][:size] for begin in begins_in(len(wave) / hz, seconds)]
 
 
 def codes_for(sounds: int) -> int:

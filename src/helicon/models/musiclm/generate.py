@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from helicon.models.audiolm.pipeline import AudioLM, are_same, called
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
-from helicon.models.musiclm.mulan import begins_in
 from helicon.nn.network import Network
 
 COND_SCALE = 1.0  # no guidance
@@ -113,8 +111,7 @@ class MusicLM(Network):
     ) -> Float[Tensor, " b"]:
         """How close each sound, at `sample_hz` and of any length, is to its text, as MuLaN hears them: cosines.
 
-        One that is longer than those that MuLaN has learned from is heard in clips as long as they, as in a search, and what it is
-        heard as is the mean of theirs: whole, it would be confused with others.
+        One that is longer than what MuLaN has learned from is heard in clips, see `MuLaNEmbedQuantizer.latents`.
         """
         size, found = batch_size or len(waves), []
         for first in range(0, len(waves), size):
@@ -124,19 +121,10 @@ class MusicLM(Network):
         return torch.cat(found)
 
     def _heard(self, waves: Sequence[Tensor]) -> Float[Tensor, "b d"]:
-        """Unit vectors: of each sound, or of the mean of its clips."""
-        mulan = self.quantizer.mulan
-        most = getattr(mulan.audio, "max_samples", None)  # that its tower takes
-        known = [mulan.clip_seconds, None if most is None else most / mulan.sample_hz]
-        longest = min((seconds for seconds in known if seconds is not None), default=None)
         mono = [wave.mean(dim=0) if wave.ndim == 2 else wave for wave in waves]
-        pieces = [[wave] if longest is None else _clips(wave, self.sample_hz, longest) for wave in mono]
-        clips = [clip for found in pieces for clip in found]
-        lengths = torch.tensor([len(clip) for clip in clips], device=self.device)
-        padded = pad_sequence(clips, batch_first=True).to(self.device)
-        latents = self.quantizer.latents(padded, lengths=lengths, input_sample_hz=self.sample_hz)
-        means = [part.mean(dim=0) for part in latents.split([len(found) for found in pieces])]
-        return F.normalize(torch.stack(means), dim=-1)
+        lengths = torch.tensor([len(wave) for wave in mono], device=self.device)
+        padded = pad_sequence(mono, batch_first=True).to(self.device)
+        return self.quantizer.latents(padded, lengths=lengths, input_sample_hz=self.sample_hz)
 
     def _made(
         self, texts: Sequence[str], rows: Sequence[int], size: int, seed: int | None, options: dict[str, Any]
@@ -162,12 +150,6 @@ def _own_prompts(options: Mapping[str, Any], texts: int) -> dict[str, Tensor]:
             raise ValueError(f"{name} has {len(values)} rows for {texts} texts: give one for each, or one for all")
         found[name] = values
     return found
-
-
-def _clips(wave: Float[Tensor, " n"], hz: int, seconds: float) -> list[Tensor]:
-    """Of so many seconds each, as a search cuts them."""
-    size = max(1, int(seconds * hz))
-    return [wave[round(begin * hz) :][:size] for begin in begins_in(len(wave) / hz, seconds)]
 
 
 def _ranked(waves: Sequence[Tensor], similarities: Float[Tensor, " b"]) -> Candidates:

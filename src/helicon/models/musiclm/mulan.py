@@ -84,6 +84,13 @@ class MuLaN(Network):
     def device(self) -> torch.device:
         return self.audio_to_latents.weight.device
 
+    @property
+    def longest_seconds(self) -> float | None:
+        """How much of a sound it hears well at a time: as much as it has learned from, and as its tower takes; None: nobody knows."""
+        most = getattr(self.audio, "max_samples", None)
+        known = [self.clip_seconds, None if most is None else most / self.sample_hz]
+        return min((seconds for seconds in known if seconds is not None), default=None)
+
     def learns_from(self, clip_seconds: float) -> None:
         """Notes how much of a sound it learns from at a time: what is saved knows it from now on."""
         self.clip_seconds = self.arguments["clip_seconds"] = clip_seconds
