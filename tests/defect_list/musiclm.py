@@ -263,7 +263,7 @@ DEFECTS = [
     Defect(
         "A-65",
         "candidates that end at different times cannot be ranked",
-        (Edit(GENERATE, "pad_sequence(clips, batch_first=True)", "torch.stack(clips)"),),
+        (Edit(GENERATE, "pad_sequence(mono, batch_first=True)", "torch.stack(mono)"),),
         (AT_ONCE,),
     ),
     Defect(
