@@ -211,6 +211,11 @@ def test_recomputed_activations_give_the_same_gradients(kind):
         ({"patch_size": 0}, "patch_size=0"),
         ({"patch_dropout_prob": 1.0}, "patch_dropout_prob=1.0"),
         ({"spec_pad_mode": "reflect"}, "spec_pad_mode='reflect'.*leave these out"),
+        (
+            {"spec_n_fft": 128, "spec_win_length": 24, "n_mels": 128},
+            "or leave out spec_n_fft, spec_win_length and spec_h",
+        ),
+        ({"f_max": 9000.0}, "half of sample_hz=8000$"),
         ({"spec_aug_freq_mask": 17}, "spec_aug_freq_mask=17 may hide at most half"),
         ({"spec_aug_noise": 0.1, "accept_spec": True}, "spec_aug_noise=0.1 is added to waves"),
         ({"dim_head": 6}, "dim_head=6 must be a multiple of 4"),

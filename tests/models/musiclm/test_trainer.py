@@ -119,6 +119,11 @@ def test_what_a_batch_cannot_be_is_told_before_the_first_step() -> None:
         MuLaNTrainer(mulan(), own(), chunk_size=0, **OPTIONS)
 
 
+def test_a_mulan_that_takes_spectra_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes spectra \(accept_spec=True\), and its trainer reads sounds: build it"):
+        MuLaNTrainer(mulan(audio={"accept_spec": True}), own(), **OPTIONS)
+
+
 def test_captions_that_are_all_equal_are_refused() -> None:
     for number in range(5):
         write(Path(f"music/song/{number}.wav"), ramp(0.5 + number, HZ), HZ)

@@ -53,8 +53,11 @@ class LogMel:
             raise ValueError(f"spec_power={self.power} must be more than 0: 1 for magnitudes, 2 for powers")
         try:
             mel_filterbank(self.sample_hz, self.n_fft, self.n_mels, self.f_min, self.f_max)
-        except ValueError as error:  # of empty bands, say
-            raise ValueError(str(error).replace("n_fft", "spec_n_fft")) from error
+        except ValueError as error:
+            told = str(error).replace("n_fft", "spec_n_fft")
+            if "spec_n_fft" in told:  # of empty bands, as the sizes of musiclm-pytorch leave
+                told += "; or leave out spec_n_fft, spec_win_length and spec_hop_length, which then fit the sample_hz"
+            raise ValueError(told) from error
 
     @property
     def scale(self) -> float:

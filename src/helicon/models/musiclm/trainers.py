@@ -86,6 +86,10 @@ class MuLaNTrainer(Trainer):
             use_lion: another way to say optimizer="lion".
             ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
         """
+        if getattr(mulan.audio, "accept_spec", False):
+            raise ValueError(
+                "this MuLaN takes spectra (accept_spec=True), and its trainer reads sounds: build it without, and it makes their spectra"
+            )
         if folder is not None and dataset is not None:
             raise ValueError("give a folder or a dataset of sounds, not both")
         if chunk_size is not None and options.get("compile") == "graphs":
