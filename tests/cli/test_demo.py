@@ -111,7 +111,8 @@ def test_interrupted_continued_shown_and_shown_again(monkeypatch: pytest.MonkeyP
 
     refused = demo("tokenizer.num_train_steps=5")
     sentence = (
-        "the maskgit in runs/demo-image was trained on a tokenizer with other settings: give those again, or a new folder with --out; "
+        "the maskgit in runs/demo-image was trained on a tokenizer that would be trained from step 4 to 5: "
+        "give tokenizer.num_train_steps=4, or a new folder with --out; "
         "or delete runs/demo-image/maskgit: what is missing, and all that stands on it, is made anew"
     )
     assert refused.exit_code == 1 and refused.stderr == f"error: {sentence}\n"

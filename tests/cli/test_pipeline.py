@@ -183,8 +183,8 @@ def test_a_stage_that_was_trained_on_is_bundled_anew(whole: tuple[Path, str], mo
     ("more", "sentence"),
     [
         (["coarse.lr=1"], "the coarse in out was begun with another trainer.lr: give that again, or a new folder with --out; or delete out/coarse"),
-        (["codec.num_train_steps=5"], "the coarse in out was trained on a codec with other settings: give those again, or a new folder with "
-            "--out; or delete out/coarse and out/fine"),
+        (["codec.num_train_steps=5"], "the coarse in out was trained on a codec that would be trained from step 4 to 5: "
+            "give codec.num_train_steps=4, or a new folder with --out; or delete out/coarse and out/fine"),
         (["kmeans.clusters=9"], "the semantic in out was trained on a kmeans with other settings (clusters was 8, and is 9): "
             "give those again, or a new folder with --out; or delete out/semantic and out/coarse"),
     ],

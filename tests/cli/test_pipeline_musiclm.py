@@ -127,7 +127,8 @@ def test_a_mulan_that_stages_were_trained_on_is_not_trained_on(whole: tuple[Path
     shutil.copytree(whole[0], ".", dirs_exist_ok=True)
     refused = pipeline("--captions", "beside", "mulan.num_train_steps=3")
     sentence = (
-        "the semantic in out was trained on a mulan with other settings: give those again, or a new folder with --out"
+        "the semantic in out was trained on a mulan that would be trained from step 2 to 3: give mulan.num_train_steps=2, or a new "
+        "folder with --out"
     )
     assert refused.exit_code == 1 and refused.stderr.startswith(f"error: {sentence}; or delete out/semantic and ")
     (newest,) = [folder for folder in Path("out/mulan/checkpoints").iterdir() if folder.name == folder_name(2)]

@@ -4,6 +4,7 @@ The stages are not trained here: their checkpoints hold one number.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,37 @@ def test_what_was_made_of_a_stage_is_made_anew_with_it() -> None:
     assert is_done(work, "semantic") and not is_done(work, "audiolm"), "of as many steps, with other weights"
     work.record("audiolm", bundle._made_of(work))  # type: ignore[attr-defined]
     assert is_done(work, "audiolm") and not is_done(work, "samples")
+
+
+@pytest.mark.parametrize(("damaged", "missing", "on_it"), [("coarse", [], []), ("codec", ["fine"], ["coarse"])])
+def test_a_stage_whose_last_checkpoint_is_damaged_is_not_built_on(
+    damaged: str, missing: list[str], on_it: list[str]
+) -> None:
+    """The one before it, which is there and whole, was not trained to the end."""
+    work = planned()
+    finish(work)
+    for name in missing:
+        shutil.rmtree(work.home(name))
+    newest = work.home(damaged) / CHECKPOINTS_FOLDER / folder_name(work.recipes[damaged].trainer["num_train_steps"])
+    write(Snapshot(1, {WEIGHTS_FILE: {"weight": torch.tensor(0.0)}}, {}), newest.with_name(folder_name(1)))
+    (newest / WEIGHTS_FILE).write_bytes(b"")
+    remedy = " and ".join(map(str, [newest, *map(work.home, on_it)]))
+    with pytest.raises(
+        ConfigError, match=rf"^{newest} is damaged: .* put it back, or delete {remedy}: what is missing"
+    ):
+        work.carry_out()
+
+
+def test_a_stage_that_others_stand_on_is_neither_trained_on_nor_trained_again() -> None:
+    finish(planned())
+    codec = planned().home("codec") / CHECKPOINTS_FOLDER / folder_name(60)
+    assert problem(planned("codec.num_train_steps=61")).startswith(
+        "the coarse in out was trained on a codec that would be trained from step 60 to 61: give codec.num_train_steps=60, or a new"
+    )
+    codec.rename("elsewhere")
+    assert problem(planned()).startswith(
+        "the coarse in out was trained on a codec that has lost its checkpoints: put them back, or"
+    )
 
 
 def test_codes_are_of_one_mulan() -> None:

@@ -422,7 +422,14 @@ def test_an_empty_folder_is_no_checkpoint() -> None:
 
 def test_a_run_without_a_checkpoint_says_so() -> None:
     (RUN / "checkpoints").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="the run run has no whole checkpoint"):
+    with pytest.raises(
+        FileNotFoundError, match=r"the run run has no whole checkpoint .it was stopped before the first"
+    ):
+        resolve(RUN)
+    (save(3) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        FileNotFoundError, match=r"the run run has no whole checkpoint .none of its 1 is whole: put one"
+    ):
         resolve(RUN)
 
 

@@ -127,6 +127,7 @@ class Work:
             if step.is_done(self):
                 continue
             typer.echo(f"[{number}/{len(self.steps)}] {step.name}: {step.title(self)}")
+            check_runs_below(step, self)
             try:
                 step.run(self)
             except (KeyboardInterrupt, SystemExit, typer.Exit):
@@ -171,6 +172,16 @@ class Stage:
         from helicon.engine.checkpoint import checkpoints
 
         return bool(checkpoints(work.home(self.name)))
+
+    def unfinished(self, work: Work) -> str:
+        """How it has fewer steps than are asked for."""
+        from helicon.engine.checkpoint import checkpoints
+
+        *_, newest = [0, *(int(found.name.removeprefix("step-")) for found in checkpoints(work.home(self.name)))]
+        if not newest:
+            return "that has lost its checkpoints: put them back"
+        asked = work.recipes[self.name].trainer["num_train_steps"]
+        return f"that would be trained from step {newest} to {asked}: give {self.name}.num_train_steps={newest}"
 
     def differs(self, work: Work) -> list[str]:
         """The settings that a run in the folder was begun with otherwise; how long it lasts is none of them."""
@@ -326,6 +337,23 @@ def check_order(work: Work) -> None:
         )
 
 
+def check_runs_below(step: Step, work: Work) -> None:
+    """Raises where the last checkpoint of a run that the step reads is damaged: the one before would be read, whose training is not done and
+    which other steps did not stand on."""
+    from helicon.engine.checkpoint import DamagedCheckpoint, checkpoints, verify
+
+    for name in dict.fromkeys(step.stands_on.values()):
+        for newest in checkpoints(work.home(name))[-1:]:
+            try:
+                verify(newest)
+            except DamagedCheckpoint as error:
+                begun = [one for one in work.steps if isinstance(one, Stage) and one.is_begun(work)]
+                on_it = [str(work.home(one.name)) for one in begun if name in bases(one, work)]
+                raise ConfigError(
+                    f"{error}: put it back, or delete {' and '.join([str(newest), *on_it])}: what is missing is made anew"
+                ) from error
+
+
 def _is_of_another_kind(step: Step, work: Work) -> bool:
     """Whether what is there was trained, and is to be copied now, or the other way round."""
     from helicon.engine.checkpoint import checkpoints
@@ -346,6 +374,8 @@ def _unlike(step: Step, others: Sequence[str], work: Work) -> str:
         return f"copied from {known}{asked}: give --{step.name} {known} as it was"
     if others:
         return f"with another {others[0]}: give that again"
+    if isinstance(step, Stage):
+        return step.unfinished(work)
     return f"with {step.changed(work) if isinstance(step, Clusters) else 'other settings'}: give those again"
 
 

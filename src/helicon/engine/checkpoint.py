@@ -233,7 +233,11 @@ def resolve(path: Path) -> Path:
     if (path / CHECKPOINTS_FOLDER).is_dir():
         newest = newest_whole(path)
         if newest is None:
-            raise FileNotFoundError(f"the run {path} has no whole checkpoint")
+            count = len(checkpoints(path))
+            state = (
+                f"none of its {count} is whole: put one back" if count else "it was stopped before the first: train on"
+            )
+            raise FileNotFoundError(f"the run {path} has no whole checkpoint ({state}, or name another run)")
         return newest
     if (path / MANIFEST_FILE).exists():
         verify(path)
