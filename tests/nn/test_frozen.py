@@ -76,6 +76,11 @@ def test_lengths_that_cannot_be() -> None:
     for given, least in ((torch.tensor([3, 2]), 4), (None, 6)):
         with pytest.raises(ValueError, match=f"and nothing can be made of less than {least}"):
             cut_by_length(inputs, given, least)
+    for lengths in ([5], [5, 4, 3]):
+        with pytest.raises(
+            ValueError, match=rf"lengths of shape \[{len(lengths)}\] do not fit 2 rows: give one for each"
+        ):
+            cut_by_length(inputs, torch.tensor(lengths))
 
 
 def test_joined_keeps_the_order() -> None:

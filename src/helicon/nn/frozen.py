@@ -107,10 +107,12 @@ def by_length(
 
 
 def cut_by_length(
-    inputs: Shaped[Tensor, "b ... n"], lengths: Int[Tensor, " b"] | None, least: int = 1
+    inputs: Shaped[Tensor, "b ... n"], lengths: Int[Tensor, "..."] | None, least: int = 1
 ) -> list[tuple[list[int], Tensor]]:
     """The rows of each length, without their padding: their numbers, and `[g, ..., length]`."""
     size = inputs.shape[-1]
+    if lengths is not None and lengths.shape != (len(inputs),):
+        raise ValueError(f"lengths of shape {list(lengths.shape)} do not fit {len(inputs)} rows: give one for each")
     groups: dict[int, list[int]] = {}
     for row, length in enumerate([size] * len(inputs) if lengths is None else lengths.tolist()):
         if not 0 <= length <= size:

@@ -17,6 +17,7 @@ from models.audiolm.tiny import (
     IDS,
     KINDS,
     SEMANTIC,
+    Kind,
     chirps,
     codec,
     lengths_of,
@@ -62,6 +63,23 @@ def test_codes_come_by_frame() -> None:
     for wrong, count in ((codes, 4), (codes.view(2, 3, 2), 3)):
         with pytest.raises(ValueError, match=f"are not those of {count} quantizers"):
             by_frame(wrong, count)
+
+
+def test_semantic_tokens_come_in_rows() -> None:
+    for unique_consecutive in (True, False):
+        stage = KINDS["semantic"].stage(unique_consecutive=unique_consecutive)
+        with pytest.raises(ValueError, match=r"semantic tokens of shape \[6\] are not \[b, n\]: give rows"):
+            stage.deduplicated(torch.arange(6))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_tokens_of_any_whole_type_are_learned_from(kind: Kind) -> None:
+    stage = kind.stage()
+    loss, small = (
+        stage(**{name: ids.to(kept) for name, ids in kind.tokens.items()}, return_loss=True)
+        for kept in (torch.int64, torch.int16)
+    )
+    assert loss == small
 
 
 def test_sizes_must_agree() -> None:

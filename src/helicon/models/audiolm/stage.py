@@ -140,7 +140,9 @@ class Stage(Network):
         with _used(self.wav2vec, mono.device):
             return self.wav2vec(mono, input_sample_hz=input_sample_hz, lengths=lengths)
 
-    def deduplicated(self, ids: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    def deduplicated(self, ids: Int[Tensor, "..."]) -> Int[Tensor, "b n"]:
+        if ids.ndim != 2:
+            raise ValueError(f"semantic tokens of shape {list(ids.shape)} are not [b, n]: give rows, of one ids[None]")
         return unique_consecutive(ids, PAD) if self.unique_consecutive else ids
 
     @property
@@ -287,7 +289,7 @@ class Stage(Network):
     def _given_ids(self, ids: Int[Tensor, "b n"] | None, wave: Wave | None) -> Int[Tensor, "b n"]:
         if ids is None:
             return self.semantic_ids(needed(wave, "semantic_token_ids"))
-        return self.deduplicated(ids)
+        return self.deduplicated(ids.long())
 
     def _semantic_of(self, batch: Mapping[str, Any]) -> Int[Tensor, "b n"]:
         name = "semantic_token_ids"
@@ -313,7 +315,7 @@ class Stage(Network):
     ) -> Int[Tensor, "b ..."]:
         """The codes, or those of the codec's own wave, or of the one that the semantic tokens are of (where they are not given)."""
         if codes is not None:
-            return codes
+            return codes.long()
         if wave_for_codec is None and ids is None:
             self._check_one_wave()
         return self.codes(needed(wave if wave_for_codec is None else wave_for_codec, name))

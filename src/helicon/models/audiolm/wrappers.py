@@ -329,7 +329,7 @@ class FineTransformerWrapper(Stage):
 
     def _padded_alike(self, codes: Int[Tensor, "b t _"]) -> Int[Tensor, "b t _"]:
         """-1 also where the transformer's own pad_id stands past the end of a row."""
-        return codes.masked_fill(codes == self.transformer.pad_id, PAD)
+        return codes.long().masked_fill(codes == self.transformer.pad_id, PAD)
 
     def labels(
         self, coarse_token_ids: Int[Tensor, "b t q"], fine_token_ids: Int[Tensor, "b t r"]
