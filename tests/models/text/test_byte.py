@@ -1,7 +1,9 @@
 """The built-in encoder over bytes."""
 
 import logging
+import re
 
+import jaxtyping
 import pytest
 import torch
 
@@ -58,6 +60,13 @@ def test_odd_inputs() -> None:
     assert torch.equal(network.encode(["\ud800x"]).embeddings, network.encode(["?x"]).embeddings)
     with pytest.raises(ValueError, match="takes a list of texts"):
         network.encode("a red circle")
+
+
+@pytest.mark.parametrize("other", [["a bell"], None, 3])
+def test_texts_that_are_no_strings_are_refused(other: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a user's run has no type checker to catch it
+    with pytest.raises(ValueError, match=re.escape(f"the texts hold {other!r}, which is no string: give a string")):
+        encoder().encode(["rain", other])  # type: ignore[list-item]
 
 
 def test_it_learns_to_tell_texts_apart() -> None:

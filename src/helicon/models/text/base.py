@@ -35,6 +35,9 @@ def readable(texts: Sequence[str]) -> list[str]:
     """The texts, each fit for UTF-8 (half of a surrogate pair becomes a question mark)."""
     if isinstance(texts, str):
         raise ValueError(f"encode takes a list of texts, not one: write encode([{texts!r}])")
+    others = [text for text in texts if not isinstance(text, str)]
+    if others:
+        raise ValueError(f"the texts hold {others[0]!r}, which is no string: give a string for each row")
     return [text.encode("utf-8", "replace").decode() for text in texts]
 
 
