@@ -456,6 +456,16 @@ def test_modes_and_weights_are_left_as_they_were():
     assert family.training and family.heads.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
+def test_a_decoder_is_used_in_and_out_of_inference_mode(options, dtype):
+    family, prompt = build(**options), prompt_for(options, 2)
+    decoder = Decoder(family, dtype=dtype)
+    with torch.inference_mode():
+        inside = decoder(prompt, max_new_tokens=6, seed=0).tokens
+    assert torch.equal(decoder(prompt, max_new_tokens=6, seed=0).tokens, inside)
+
+
 def test_the_result_can_be_trained_on():
     """Neither the tokens nor the weights become inference tensors."""
     family, prompt = build(), prompt_for({}, 2)

@@ -16,6 +16,13 @@ from torch.nn.attention import SDPBackend
 REPRODUCIBLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Inside, tensors are made that later calls write into: those of inference mode would refuse it outside of that."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class Weights:
     """The weights of a model in the type a loop runs in: bf16 on CUDA by default, elsewhere the model's own."""
 
@@ -26,8 +33,9 @@ class Weights:
         self.dtype = dtype or (torch.bfloat16 if own.is_cuda else own.dtype)
         self.copies: list[nn.Parameter] = []
         if own.is_cuda or self.dtype != own.dtype:
-            empty = (torch.empty_like(parameter, dtype=self.dtype) for parameter in self.parameters)
-            self.copies = [nn.Parameter(copy, requires_grad=False) for copy in empty]
+            with lasting():
+                empty = (torch.empty_like(parameter, dtype=self.dtype) for parameter in self.parameters)
+                self.copies = [nn.Parameter(copy, requires_grad=False) for copy in empty]
         copies = {id(parameter): copy for parameter, copy in zip(self.parameters, self.copies, strict=False)}
         self._places = [
             (module, name, parameter, copies[id(parameter)])

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
-from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
+from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating, lasting
 from helicon.nn.sampling import Sampling
 from helicon.nn.transformer import Transformer, run_layer
 
@@ -172,7 +172,8 @@ class Decoder:
         needed = prompt.embeddings.shape[1] + max_new_tokens
         if self._session is None or not self._session.fits(prompt, needed, sampling.is_guided):
             self._session = None  # frees the old cache first
-            self._session = _Session(self, prompt, needed, sampling.is_guided, dtype)
+            with lasting():
+                self._session = _Session(self, prompt, needed, sampling.is_guided, dtype)
         self._session.use(sampling)
         if self._captures(prompt.embeddings.device):
             self._session.capture(prompt.embeddings.shape[1], needed)

@@ -216,6 +216,20 @@ def test_delayed_rows_end_where_the_first_quantizer_says(seed: int) -> None:
     assert any(len(row) < 8 for row in expected)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_it_generates_in_and_out_of_inference_mode(name: str) -> None:
+    """What is kept between calls belongs to neither."""
+    stage = KINDS[name].stage()
+    options: dict[str, Any] = {"max_length": 8, "batch_size": 2}
+    if name != "semantic":
+        options = {"coarse_token_ids": ALL_CODES[..., :COARSE]} if name == "fine" else {"semantic_token_ids": IDS}
+    with torch.inference_mode():
+        inside = stage.generate(**options, seed=1)
+    assert torch.equal(stage.generate(**options, seed=1), inside)
+    with torch.inference_mode():
+        assert torch.equal(stage.generate(**options, seed=1), inside)
+
+
 def test_a_second_call_is_not_disturbed_by_the_first() -> None:
     """What a row that ended left behind is forgotten."""
     stage = KINDS["delayed"].stage()

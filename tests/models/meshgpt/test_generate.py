@@ -212,6 +212,14 @@ def test_the_seed_decides():
     assert network.training and network.fine.training
 
 
+def test_it_generates_in_and_out_of_inference_mode():
+    network = build()
+    made = lambda: rows_of(network.generate(batch_size=2, return_codes=True, seed=1))
+    with torch.inference_mode():
+        inside = made()
+    assert made() == inside
+
+
 @torch.no_grad()
 def test_one_text_or_prompt_is_for_all_rows():
     network = build(**TEXT)

@@ -27,7 +27,7 @@ from helicon.models.audiolm.transformers import (
     undelayed,
 )
 from helicon.models.text.conditioning import stacked
-from helicon.nn.capture import evaluating
+from helicon.nn.capture import evaluating, lasting
 from helicon.nn.decode import Decoded, Decoder, Prompt, TokenModel
 from helicon.nn.packing import Part, left_packed
 from helicon.nn.sampling import Sampling
@@ -118,7 +118,8 @@ class _Delayed(TokenModel):
         another shape that came to nothing."""
         places, shape = self.__dict__.setdefault("places", {}), (known.shape, known.device)
         if shape not in places:
-            places[shape] = torch.empty_like(known), known.new_zeros(len(known))
+            with lasting():
+                places[shape] = torch.empty_like(known), known.new_zeros(len(known))
         self.__dict__["known"], self.__dict__["ended"] = places[shape]
         self.known.copy_(known)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from helicon.models.meshgpt.compact import RECENT, CompactMeshTokenizer, may_follow
 from helicon.models.meshgpt.layers import PAD, Condition, filmed
 from helicon.models.meshgpt.transformer import MeshTransformer
-from helicon.nn.capture import evaluating
+from helicon.nn.capture import evaluating, lasting
 from helicon.nn.decode import Decoder, Prompt, TokenModel
 from helicon.nn.packing import left_packed
 from helicon.nn.sampling import FILTER_THRES, Sampling
@@ -65,11 +65,16 @@ class _Faces(TokenModel):
     ) -> None:
         """What a call has of its own; kept where it was before, if it fits: captured graphs read it there."""
         for name, value in {"film": film, "is_empty": is_empty, "recent": recent}.items():
-            kept = self.__dict__.get(name)
-            if kept is not None and value is not None and (kept.shape, kept.device) == (value.shape, value.device):
-                kept.copy_(value)
+            before = self.__dict__.get(name)
+            if (
+                before is not None
+                and value is not None
+                and (before.shape, before.device) == (value.shape, value.device)
+            ):
+                before.copy_(value)
             else:
-                self.__dict__[name] = None if value is None else value.clone()
+                with lasting():
+                    self.__dict__[name] = None if value is None else value.clone()
 
     def embed_tokens(self, tokens: Int[Tensor, "r *k"], index: Int[Tensor, ""]) -> Float[Tensor, "r d"]:
         faces = self.tokens.embed(tokens.reshape(len(tokens), self.streams))

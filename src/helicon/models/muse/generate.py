@@ -28,7 +28,7 @@ from torch.nn.attention import sdpa_kernel
 
 from helicon.models.muse.transformer import Context, SelfCritic, Transformer
 from helicon.nn.attention import ContextKeys
-from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
+from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating, lasting
 from helicon.nn.numbers import check_finite_numbers
 from helicon.nn.sampling import keep_top_k, num_kept, sample_gumbel
 from helicon.nn.transformer import run_layer
@@ -261,7 +261,8 @@ class Filler:
         compiles = captures if self.compile is None else self.compile
         rules = Rules.of(decoding, critic is not None, judges_visible)
         key = (rules, compiles, canvas.ids.shape, predictor.shape, None if critic is None else critic.shape)
-        session = self._sessions.pop(key, None) or _Session(predictor, critic, canvas.ids, rules, compiles)
+        with lasting():
+            session = self._sessions.pop(key, None) or _Session(predictor, critic, canvas.ids, rules, compiles)
         if captures or compiles:
             self._sessions[key] = session
             for oldest in list(self._sessions)[:-MAX_SESSIONS]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
 from helicon.models.voicebox.model import Prepared, VoiceBox
-from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating
+from helicon.nn.capture import REPRODUCIBLE, Weights, captured, compiled, evaluating, lasting
 from helicon.nn.numbers import check_finite_numbers
 from helicon.nn.ode import METHODS, Solution, integrate, pruned_grid, swayed, uniform_grid
 
@@ -138,7 +138,10 @@ class Evaluator:
         if not (captures or self.compile):
             return _Session(network, prepared, noise, cond_scale).evaluate
         key = (noise.shape, prepared.embedding.shape, prepared.mask is None, cond_scale)
-        session = self._sessions.pop(key, None) or _Session(network, prepared.copy(), noise, cond_scale, self.compile)
+        with lasting():
+            session = self._sessions.pop(key, None) or _Session(
+                network, prepared.copy(), noise, cond_scale, self.compile
+            )
         self._sessions[key] = session
         for oldest in list(self._sessions)[:-MAX_SESSIONS]:
             del self._sessions[oldest]
