@@ -466,6 +466,17 @@ def test_a_decoder_is_used_in_and_out_of_inference_mode(options, dtype):
     assert torch.equal(decoder(prompt, max_new_tokens=6, seed=0).tokens, inside)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
+def test_a_decoder_is_used_in_and_out_of_autocast(options):
+    family, prompt = build(**options), prompt_for(options, 2)
+    decoder = Decoder(family)
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            decoded, expected = (one(prompt, max_new_tokens=6, seed=0) for one in (decoder, Decoder(family)))
+        assert torch.equal(decoded.tokens, expected.tokens)
+
+
 def test_the_result_can_be_trained_on():
     """Neither the tokens nor the weights become inference tensors."""
     family, prompt = build(), prompt_for({}, 2)

@@ -244,6 +244,7 @@ class _Session:
             self.is_guided == is_guided
             and self.rows == len(prompt.embeddings)
             and self.capacity >= needed
+            and self.cache.keys[0].dtype == self.model.transformer.cache_dtype
             and (self.context_len is None) == (context_len is None)
             and (self.context_len or 0) >= (context_len or 0)
             and (self.cond is None) == (prompt.cond is None)

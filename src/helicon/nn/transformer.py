@@ -234,6 +234,11 @@ class Transformer(nn.Module):
     def num_registers(self) -> int:
         return 0 if self.registers is None else len(self.registers)
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What a cache of this moment has: under autocast it is another."""
+        return _compute_dtype(next(self.parameters()))
+
     def new_cache(self, batch: int, max_len: int, context_len: int | None = None) -> KVCache:
         """An empty cache for up to `max_len` tokens (registers not counted) and a context of up to `context_len`."""
         if not self.causal:
@@ -244,7 +249,6 @@ class Transformer(nn.Module):
             )
         if self.cross_attend != (context_len is not None):
             raise ValueError(f"context_len={context_len} with cross_attend={self.cross_attend}: give both or neither")
-        weight = next(self.parameters())
         return KVCache(
             depth=self.depth,
             batch=batch,
@@ -253,8 +257,8 @@ class Transformer(nn.Module):
             max_len=max_len + self.num_registers,
             context_len=context_len,
             window_size=self.window_size,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
+            device=next(self.parameters()).device,
+            dtype=self.cache_dtype,
         )
 
     def read_context(
