@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import numpy as np
 import pytest
 import soxr
@@ -96,6 +97,15 @@ def test_precision_and_modes() -> None:
         assert torch.equal(resample(audio, 16000, 24000), expected)
     assert resample(audio.half(), 16000, 24000).dtype == torch.float16
     assert resample(audio, 16000, 16000) is audio
+
+
+def test_a_whole_rate_may_be_written_as_a_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    audio = torch.randn(100)
+    expected = resample(audio, 44100, 16000)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a user's run has no type checker
+    assert torch.equal(resample(audio, 44100.0, 16000), expected)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a positive whole number of Hz, not 44100\.5"):
+        resample(audio, 44100.5, 16000)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [0, -8000])

@@ -28,10 +28,11 @@ PHASES = 64  # in one product; few keep its windows short, many keep products fe
 def resample(audio: Float[Tensor, "*b n"], from_hz: int, to_hz: int) -> Float[Tensor, "*b m"]:
     """The same sound at `to_hz`; what lies outside of the clip counts as silence. `resampled_length` says how long it is."""
     for rate in (from_hz, to_hz):
-        if rate < 1:
+        if rate < 1 or rate % 1:
             raise ValueError(f"a sample rate is a positive whole number of Hz, not {rate}")
     if from_hz == to_hz:
         return audio
+    from_hz, to_hz = int(from_hz), int(to_hz)  # (other readers of files have rates as 44100.0, or as numpy's numbers)
     step, phases = from_hz // math.gcd(from_hz, to_hz), to_hz // math.gcd(from_hz, to_hz)
     length = resampled_length(audio.shape[-1], from_hz, to_hz)
     if length == 0:
