@@ -9,8 +9,8 @@ characters or phonemes or semantic units, that are brought to the frames in one 
     frames  the tokens of a row are stretched over its frames, each as long as the others; tokens that come at a rate, or
             phonemes repeated for their durations, then stand where they are said
 
-Both are refined by convolutions. The time of the flow scales, shifts and gates every block of the transformer, through one
-projection that all layers share.
+Both are then refined by convolutions, at the frames: so a text with durations is read as one without. The time of the flow scales,
+shifts and gates every block of the transformer, through one projection that all layers share.
 
 Letters: b batch, n frames, m tokens, d features of a frame, c features of a token, e features of the network.
 """
@@ -113,13 +113,10 @@ class SpokenTokens(nn.Module):
         n = is_frame.shape[1]
         if self.alignment == "free":
             return self._refined(F.pad(ids[:, :n], (0, max(0, n - ids.shape[1])), value=-1), is_frame)
-        is_token = ids >= 0
-        is_token[:, :1].fill_(True)  # a row where nothing is said has one token, which says so
-        tokens = self._refined(ids, is_token)
-        place = stretched(is_token.sum(dim=1), is_frame.sum(dim=1), n)
-        return tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[-1]))
+        place = stretched((ids >= 0).sum(dim=1), is_frame.sum(dim=1), n)
+        return self._refined(ids.gather(1, place), is_frame)
 
-    def _refined(self, ids: Int[Tensor, "b k"], mask: Bool[Tensor, "b k"]) -> Float[Tensor, "b k c"]:
+    def _refined(self, ids: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
         x = self.embedding(torch.where(ids < 0, self.nothing, ids))
         if self.alignment == "free":  # how far in the text, which has no other relation to the frames
             x = x + waves(torch.arange(x.shape[1], device=x.device).float(), x.shape[-1]).to(x.dtype)
