@@ -58,6 +58,7 @@ from helicon.engine.trainer import Trainer
 from helicon.metrics.audio import log_mel_distance
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 from helicon.models.voicebox.infilling import copied, frame_error, interpolated, middle_span
+from helicon.models.voicebox.model import stretched
 from helicon.nn.network import load_network
 from speech import Crops
 
@@ -451,10 +452,25 @@ def spoken(
     wanted = torch.tensor([len(request.target.frames) for request in asked], device=lengths.device)
     drawn = model.draw(
         cond=prompts["features"], cond_lengths=lengths, lengths=lengths + wanted, steps=steps, cond_scale=guidance, seed=seed,
-        texts=[f"{request.prompt.text} {request.target.text}" for request in asked],
+        **in_own_frames(model, asked),
     )  # fmt: skip
     rows = zip(drawn.features, lengths.tolist(), wanted.tolist(), strict=True)
     return [frames[start : start + count] for frames, start, count in rows]
+
+
+def in_own_frames(model: ConditionalFlowMatcherWrapper, asked: Sequence[Request]) -> dict[str, Any]:
+    """What is said; with `alignment=frames` the prompt's text in the frames of the prompt, and the other in those that follow."""
+    texts = [f"{request.prompt.text} {request.target.text}" for request in asked]
+    if model.voicebox.alignment == "free":
+        return {"texts": texts}
+    ids, own = model.tokenize(texts).cpu(), model.tokenize([request.target.text for request in asked]).cpu()
+    durations = torch.zeros_like(ids)
+    for row, request in enumerate(asked):
+        last, first = int((ids[row] >= 0).sum()), int((ids[row] >= 0).sum() - (own[row] >= 0).sum())
+        for start, end, frames in ((0, first, request.prompt.frames), (first, last, request.target.frames)):
+            place = stretched(torch.tensor([end - start]), torch.tensor([len(frames)]), len(frames))[0]
+            durations[row, start:end] = place.bincount(minlength=end - start)
+    return {"phoneme_ids": ids, "phoneme_durations": durations}
 
 
 # ---------------------------------------------------------------------------------------------------- all of it

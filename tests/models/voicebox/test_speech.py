@@ -244,6 +244,27 @@ def test_durations_of_prompt_and_text_each_fill_their_part(made: Path) -> None:
     assert unhurried.frames == 50 + round(50 * (own.sum() / each.sum()).item()), "as slow as the prompt was"
 
 
+@torch.no_grad()
+def test_prompt_and_text_stand_in_their_own_frames_without_a_predictor_too(made: Path) -> None:
+    """The tokens of both were stretched over both: where their paces differ, the text stood in the frames of the prompt, or began late."""
+    options: dict[str, Any] = {"prompt": Path("voice.wav"), "prompt_text": "well oh"}
+    maker = maker_of(made / "frames", "so be it", **options, seconds=0.24)
+    (plan,) = maker.plans
+    assert plan.frames == 74 and plan.ids is not None and len(plan.ids) == 16
+    assert plan.durations is not None and plan.durations[:8].sum() == 50 and plan.durations[8:].tolist() == [3] * 8
+    (found,) = maker.make([0], seed=0)
+    given = {
+        "cond": recording()[None, : 50 * HOP],
+        "phoneme_ids": plan.ids[None],
+        "phoneme_durations": plan.durations[None],
+    }
+    expected = maker.network.sample(**given, lengths=74, seed=0, steps=2, method="euler")[0, 50 * HOP :]
+    assert torch.equal(found.sound.wave[0], expected)
+    assert maker_of(made / "free", "so be it", **options, seconds=0.24).plans[0].durations is None
+    with pytest.raises(ValueError, match="cannot be said in 7 frames, as 8 tokens"):
+        maker_of(made / "frames", "so be it", **options, seconds=0.07)
+
+
 # ---------------------------------------------------------------------- in the voice of a prompt
 
 

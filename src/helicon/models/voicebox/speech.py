@@ -28,6 +28,7 @@ from helicon.data.sound import SUFFIXES, Sound, read_prompt, spectrogram_beside
 from helicon.models.voicebox.durations import DurationPredictor, frames_of
 from helicon.models.voicebox.features import MelVoco
 from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
+from helicon.models.voicebox.model import stretched
 from helicon.models.voicebox.solving import Grid
 from helicon.models.voicebox.text import PADDING
 from helicon.models.voicebox.vocoder import Vocoder
@@ -86,7 +87,7 @@ class Plan:
     frames: int | None  # with those of a prompt; None: as many as the semantic tokens take
     length: str  # the same in words
     ids: Int[Tensor, " m"] | None = None
-    durations: Int[Tensor, " k"] | None = None  # frames of each phoneme, by the network's own predictor
+    durations: Int[Tensor, " m"] | None = None  # frames of each token, where they do not all last equally long
 
 
 class SpeechMaker:
@@ -260,29 +261,33 @@ class SpeechMaker:
             return Plan(asked, "as its semantic tokens" if asked is None else "as asked for")
         own = self._spoken(text)
         if self.prompt is not None and self.has_spans:
-            return self._planned(text, own, self.prompt.frames, self._as_recorded())
+            return self._planned(text, [(own, self.prompt.frames)], self._as_recorded())
         seconds, length = self._length(own)
-        length = self._told(length)
-        frames = self._after_prompt(seconds)
-        if self.prompt is None:
-            return self._planned(text, own, frames, length)
-        before, lasts = self._before(self.prompt, len(own.ids), seconds), self.prompt.frames / self.network.frame_hz
-        each = None
-        if own.seconds is not None and before.seconds is not None:
-            each = torch.cat((_scaled(before.seconds, lasts), _scaled(own.seconds, seconds)))
-        return self._planned(text, Spoken(torch.cat((before.ids, own.ids)), each), frames, length)
+        parts = [(own, self._in_frames(seconds))]
+        if self.prompt is not None:
+            parts.insert(0, (self._before(self.prompt, len(own.ids), seconds), self.prompt.frames))
+        return self._planned(text, parts, self._told(length))
 
-    def _planned(self, text: str, spoken: Spoken, frames: int, length: str) -> Plan:
-        if len(spoken.ids) > frames:
+    def _planned(self, text: str, parts: Sequence[tuple[Spoken, int]], length: str) -> Plan:
+        """What is said in so many frames, and then in so many more."""
+        ids, frames = torch.cat([spoken.ids for spoken, _ in parts]), sum(count for _, count in parts)
+        is_free = self.network.voicebox.alignment == "free"
+        num_tokens, room = (len(ids), frames) if is_free else (len(parts[-1][0].ids), parts[-1][1])
+        if num_tokens > room:
             raise ValueError(
-                f"{text!r} cannot be said in {frames} frames, as {len(spoken.ids)} tokens need one each: give it more time"
+                f"{text!r} cannot be said in {room} frames, as {num_tokens} tokens need one each: give it more time"
             )
-        if spoken.seconds is None or not self.times_tokens:
-            return Plan(frames, length, spoken.ids)
+        if is_free or not (self.times_tokens or len(parts) > 1):
+            return Plan(frames, length, ids)
+        return Plan(frames, length, ids, torch.cat([self._placed(spoken, count) for spoken, count in parts]))
+
+    def _placed(self, spoken: Spoken, frames: int) -> Int[Tensor, " m"]:
+        """Frames of each token: as predicted, or all alike."""
+        total, size = torch.tensor([frames]), len(spoken.ids)
+        if not self.times_tokens or spoken.seconds is None:
+            return stretched(torch.tensor([size]), total, frames)[0].bincount(minlength=size)
         seconds = _scaled(spoken.seconds, frames / self.network.frame_hz)
-        return Plan(
-            frames, length, spoken.ids, frames_of(seconds[None], self.network.frame_hz, torch.tensor([frames]))[0]
-        )
+        return frames_of(seconds[None], self.network.frame_hz, total)[0]
 
     def _times_tokens(self) -> bool:
         """Whether the durations that are predicted are those of the network's tokens, which then stand at their frames."""
