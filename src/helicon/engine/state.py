@@ -205,16 +205,17 @@ def restore(trainer: "Trainer", path: Path, is_verified: bool = False) -> None:
     _check_stages(loaded, trainer.task.model)
     document = loaded.document(TRAINER_FILE)
     own = trainer.task.model.own_tensors()
-    _check_shapes(loaded, own)
+    weights = trainer.task.model.completed(loaded.weights)
+    _check_shapes(loaded, weights, own)
     states = {name: _optimizer_state(loaded, name) for name in trainer.optimizers}
     for name, optimizer in trainer.optimizers.items():
         optimizer.check_state(states[name])
-    _fill(own, loaded.weights)
-    averaged = loaded.averaged
+    _fill(own, weights)
+    averaged = weights if loaded.averaged is None else trainer.task.model.completed(loaded.averaged)
     if trainer.ema is not None:
         averages = trainer.ema.by_identity()
         mine_averaged = {name: averages[id(value)] for name, value in own.items() if id(value) in averages}
-        _fill(mine_averaged, averaged if averaged is not None else loaded.weights)
+        _fill(mine_averaged, averaged)
     for name, optimizer in trainer.optimizers.items():
         optimizer.load_state(states[name], document["updates"][name])
     if trainer.scale is not None and loaded.has(f"{STATE_FOLDER}/loss_scale.safetensors"):
@@ -457,8 +458,7 @@ def _copied(value: Tensor) -> Tensor:
     return whole.to("cpu", copy=True)
 
 
-def _check_shapes(loaded: Loaded, own: dict[str, Tensor]) -> None:
-    weights = loaded.weights
+def _check_shapes(loaded: Loaded, weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     odd = sorted(weights.keys() ^ own.keys()) or [name for name in own if own[name].shape != weights[name].shape]
     if odd:
         raise ValueError(

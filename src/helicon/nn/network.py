@@ -46,6 +46,9 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
     """A module with `from_pretrained`, `save_pretrained` and `push_to_hub`, whose constructor arguments are recorded."""
 
     parts: ClassVar[tuple[str, ...]] = ()  # networks among the arguments that are trained and saved with this one
+    later: ClassVar[
+        tuple[str, ...]
+    ] = ()  # tensors that networks saved by earlier versions lack: loading leaves them as they are
     unsaved_arguments: ClassVar[tuple[str, ...]] = ()  # modules a user lends (a perceptual backbone): used, never saved
 
     arguments: dict[str, Any]
@@ -97,9 +100,13 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
     def own_state(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in self.own_tensors().items()}
 
+    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With what networks that were saved by an earlier version lack, as this one has it."""
+        return {name: value for name, value in self.own_state().items() if name in self.later} | dict(state)
+
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `own_state`; names and shapes must match exactly."""
-        expected = self.own_state()
+        """The inverse of `own_state`; names and shapes must match exactly, but for tensors that have come `later`."""
+        expected, state = self.own_state(), self.completed(state)
         missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
         if missing or unexpected:
             raise ValueError(

@@ -25,6 +25,7 @@ from helicon.models.voicebox.data import SpeechSource, collate_speech, training_
 from helicon.models.voicebox.features import CodecLatents, MelVoco
 from helicon.models.voicebox.flow import ConditionalFlowMatcherWrapper
 from helicon.models.voicebox.model import VoiceBox
+from helicon.models.voicebox.speech import SpeechMaker
 from helicon.models.voicebox.text import CharacterTokenizer, PhonemeTokenizer
 from helicon.models.voicebox.trainers import VoiceBoxTrainer, _num_steps, build_durations, build_voicebox
 from helicon.models.voicebox.vocoder import Vocoder
@@ -265,6 +266,29 @@ def test_features_are_standardised_before_the_first_step_and_never_again() -> No
     assert torch.equal(resumed.unwrapped_cfm.feature_mean, fitted[0])
     loaded = helicon.load("run")
     assert torch.equal(loaded.feature_mean, fitted[0]) and torch.equal(loaded.feature_std, fitted[1])
+
+
+def test_the_pace_of_what_is_learned_from_is_kept() -> None:
+    """A text was said at 15 tokens a second, English as it is written, whatever the network had learned to speak."""
+    trainer = VoiceBoxTrainer(
+        network(), **OPTIONS | {"dataset": synthetic(), "save_model_every": 1, "num_train_steps": 1}
+    )
+    model, data = trainer.unwrapped_cfm, trainer.feed.dataset
+    samples = [data[index] for index in range(len(data))]
+    lengths = torch.tensor([one["audio_lengths"] for one in samples])
+    frames = int(model.audio_enc_dec.frame_lengths(lengths).sum())
+    expected = sum(len(one["texts"]) for one in samples) / frames
+    assert model.feature_pace.item() == pytest.approx(expected)
+    trainer.train()
+    loaded: Any = helicon.load("run")  # with the averaged weights
+    assert loaded.feature_pace.item() == pytest.approx(expected)
+    (plan,) = SpeechMaker(loaded, texts=["saki fo"]).plans
+    assert plan.frames == round(7 / expected) and plan.length.endswith("tokens a second, the pace it learned")
+    old = {name: value for name, value in model.own_state().items() if name != "feature_pace"}
+    loaded.load_own_state(old)
+    assert loaded.feature_pace.item() == pytest.approx(expected), "one that was saved before does not know it"
+    further = VoiceBoxTrainer(model, **OPTIONS | {"dataset": synthetic(seed=5), "results_folder": "further"})
+    assert further.unwrapped_cfm.feature_pace.item() != pytest.approx(expected, rel=1e-6)
 
 
 def test_what_was_fitted_before_stays() -> None:

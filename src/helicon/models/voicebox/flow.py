@@ -5,7 +5,8 @@ With x1 the features of a sound and x0 noise, the straight path between them and
     w = (1 - (1 - sigma) t) x0 + t x1,    u = x1 - (1 - sigma) x0,    loss = |velocity(w, t) - u|^2  over hidden frames
 
 and a sound is made by following the velocity from noise at t = 0 to t = 1. The context that the network sees is the clean x1,
-outside of what is hidden. Features are standardised here: `feature_mean` and `feature_std` are saved with the weights.
+outside of what is hidden. Features are standardised here: `feature_mean` and `feature_std` are saved with the weights, and so is
+how many tokens a frame of what was learned from has, `feature_pace`.
 
 Letters: b batch, n frames, w samples, d features, m tokens.
 """
@@ -52,12 +53,14 @@ class Randomness(NamedTuple):
 
 class ConditionalFlowMatcherWrapper(Network):
     parts: ClassVar[tuple[str, ...]] = ("voicebox",)
+    later: ClassVar[tuple[str, ...]] = ("feature_pace",)
 
     text_to_semantic: Any
     duration_predictor: Any
     tokenizer: Any
     feature_mean: Tensor
     feature_std: Tensor
+    feature_pace: Tensor  # 0 where it is not known
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class ConditionalFlowMatcherWrapper(Network):
         self.semantic_hz = _semantic_hz(text_to_semantic, semantic_hz)
         self.register_buffer("feature_mean", torch.zeros(voicebox.dim_in))
         self.register_buffer("feature_std", torch.ones(voicebox.dim_in))
+        self.register_buffer("feature_pace", torch.zeros(()))
         self._check_tokens()
 
     def _check_tokens(self) -> None:

@@ -37,7 +37,7 @@ class Reading:
     def __init__(self, tokenizer: Any, num_tokens: int | None):
         self.tokenizer = tokenizer if isinstance(tokenizer, SymbolTokenizer) else None
         self.num_tokens = num_tokens
-        self.utterances = self.empty = self.crowded = self.symbols = self.unknown = 0
+        self.utterances = self.empty = self.crowded = self.symbols = self.unknown = self.frames = 0
         self.strange: dict[str, None] = {}  # unknown symbols, in the order in which they were met
 
     def add(
@@ -48,7 +48,9 @@ class Reading:
         self.utterances += len(ids)
         self.symbols += int(counts.sum())
         self.empty += int((counts == 0).sum())
-        self.crowded += 0 if frames is None else int((counts > frames).sum())
+        if frames is not None:
+            self.crowded += int((counts > frames).sum())
+            self.frames += int(frames.sum())
         if self.num_tokens is not None and ids.numel() and int(ids.max()) >= self.num_tokens:
             raise ValueError(
                 f"the data has the token {int(ids.max())}, and the network knows 0 to {self.num_tokens - 1}: build it for more tokens"
@@ -60,6 +62,11 @@ class Reading:
         if unknown and texts is not None:
             symbols = [symbol for row in self.tokenizer.symbols_of(texts) for symbol in row]
             self.strange |= dict.fromkeys(symbol for symbol in symbols if symbol not in self.tokenizer.ids)
+
+    @property
+    def pace(self) -> float:
+        """Tokens a frame; 0 where nothing was read."""
+        return self.symbols / max(1, self.frames)
 
     def check(self) -> None:
         """Refuses what is no use to learn from, and warns of what is less use than it seems."""

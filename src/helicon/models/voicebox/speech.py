@@ -38,7 +38,7 @@ from helicon.nn.resample import resample
 
 logger = logging.getLogger(__name__)
 
-PACE = 15.0  # tokens a second, where nothing else tells: English, written in characters, is read about so fast
+PACE = 15.0  # tokens a second, of a network that does not know its own: English, written in characters, is read about so fast
 USUAL_SECONDS = 3.0  # of a sound of which nothing tells how long it is
 MOST_SECONDS = 3600.0  # that can be asked for
 FADE = 0.0025  # seconds, half of the way from a recording to what was made, and back
@@ -125,8 +125,8 @@ class SpeechMaker:
             durations: a `DurationPredictor`, where the network has none of its own.
             vocoder: a `Vocoder`, in the place of what the network was trained with.
             span_seconds: how long the new span is; as long as the old one by default.
-            seconds: how long the new speech is. By default as long as the duration predictor says, else as fast as the prompt, else 15
-                tokens a second.
+            seconds: how long the new speech is. By default as long as the duration predictor says, else as fast as the prompt, else as
+                fast as what the network learned from.
             keep_prompt: begin the file with the prompt whose voice is lent.
             steps: of the solver; more is slower and closer to what was learned.
             method: the solver: euler, midpoint (two evaluations a step), rk4 (four) or adaptive; by default the network's own.
@@ -332,6 +332,8 @@ class SpeechMaker:
             return total * lasts / prompt.seconds.sum().item(), f"{length}, at the prompt's pace"
         if prompt is not None:  # with the space after it, so that stretched tokens of both stand where they are said
             return lasts * len(own.ids) / (len(prompt.ids) + len(self._gap())), "as fast as the prompt"
+        if (learned := self.network.feature_pace.item() * self.network.frame_hz) > 0:
+            return len(own.ids) / learned, f"at {learned:.3g} tokens a second, the pace it learned"
         return len(own.ids) / PACE, f"at {PACE:g} tokens a second, as nothing else tells"
 
     def _before(self, prompt: Prompt, num_own: int, seconds: float) -> Spoken:

@@ -133,8 +133,8 @@ class VoiceBoxTrainer(Trainer):
             self._look_at_data()
 
     def _look_at_data(self) -> None:
-        """Once, before the first step: whether what is said in the first utterances can be read, and the mean and the standard deviation
-        of their features, where these are not known."""
+        """Once, before the first step: whether what is said in the first utterances can be read, and how fast; and the mean and the standard
+        deviation of their features, where these are not known."""
         frames, task, model = [], self.task, self.unwrapped_cfm
         assert isinstance(task, VoiceBoxTask)
         reading = Reading(model.tokenizer, model.voicebox.num_cond_tokens)
@@ -148,15 +148,17 @@ class VoiceBoxTrainer(Trainer):
                 if (said := task.spoken(batch)) is not None:
                     reading.add(*said, mask.sum(dim=1))
         reading.check()
-        if not model.is_fitted:
-            self._fit_normalisation(torch.cat(frames))
+        if reading.symbols:
+            model.feature_pace.fill_(reading.pace)
+        self._fit_normalisation(torch.cat(frames))
 
     def _fit_normalisation(self, frames: Float[Tensor, "n d"]) -> None:
         """The same on every process."""
         model = self.unwrapped_cfm
-        model.fit_normalisation(frames[None])
+        if not model.is_fitted:
+            model.fit_normalisation(frames[None])
         if self.runtime.is_distributed:  # a loader of one's own may give each process other utterances
-            for fitted in (model.feature_mean, model.feature_std):
+            for fitted in (model.feature_mean, model.feature_std, model.feature_pace):
                 torch.distributed.broadcast(fitted, 0)
         if self.ema is not None:
             self.ema.update(self.step)  # the averaged network has the same
