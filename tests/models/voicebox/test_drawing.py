@@ -362,6 +362,16 @@ def test_what_is_padded_does_not_change_what_is_made() -> None:
         ({"text_token_ids": ids(3) + TOKENS, "lengths": 5}, "text_token_ids has .*, and this VoiceBox knows 0 to 10"),
         ({"cond": features(1, 5), "cond_mask": torch.ones(1, 5)}, "cond_mask is of torch.float32: give bools"),
         (
+            {"cond": torch.zeros(40), "lengths": 5},
+            r"cond has the shape \[40\]: give waves \[b, n\], one of them as wave\[None\]",
+        ),
+        ({"cond": torch.zeros(1, 40, dtype=torch.int16), "lengths": 5}, "cond is of torch.int16: .*samples / 32768"),
+        ({"cond": features(1, 3) * float("nan"), "lengths": 5}, "cond has values that are infinite or not numbers"),
+        (
+            {"phoneme_ids": ids(3), "phoneme_durations": torch.ones(1, 3)},
+            "phoneme_durations are of torch.float32: give whole",
+        ),
+        (
             {"cond": torch.zeros(1, 2, 40), "lengths": 5},
             f"features of 40 numbers a frame, and this VoiceBox takes {FEATURES} .dim_in.; waves are .b, n., one channel",
         ),

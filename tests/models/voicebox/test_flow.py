@@ -221,6 +221,16 @@ def test_a_pass_is_one_graph() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True)
 
 
+def test_lengths_may_be_a_list() -> None:
+    flow, given = wrapped(), {"text_token_ids": ids(3, 2)}
+    lots = flow.randomness(features(), torch.arange(N) < torch.tensor([[7], [4]]), generator=seeded())
+    expected = flow(features(), lengths=torch.tensor([7, 4]), **given, randomness=lots)
+    assert torch.equal(flow(features(), lengths=[7, 4], **given, randomness=lots), expected)
+    said = {"cond": features(2, 3), "lengths": [7, 5], "seed": 0, "steps": 1}
+    drawn = flow.draw(cond_lengths=[3, 1], **given, **said).features
+    assert torch.equal(drawn, flow.draw(cond_lengths=torch.tensor([3, 1]), **given, **said).features)
+
+
 def test_wrong_batches_and_arguments_are_named() -> None:
     flow, x1 = wrapped(), features()
     with pytest.raises(ValueError, match="learns what is said"):

@@ -248,7 +248,7 @@ class ConditionalFlowMatcherWrapper(Network):
         x1: Sound,
         *,
         mask: Bool[Tensor, "b n"] | None = None,
-        lengths: Lengths | None = None,
+        lengths: Lengths | Sequence[int] | None = None,
         texts: Sequence[str] | None = None,
         text_token_ids: Int[Tensor, "b m"] | None = None,
         semantic_token_ids: Int[Tensor, "b m"] | None = None,
@@ -274,6 +274,7 @@ class ConditionalFlowMatcherWrapper(Network):
         """
         if mask is not None and lengths is not None:
             raise ValueError("give mask or lengths, not both")
+        lengths = None if lengths is None else torch.as_tensor(lengths, device=x1.device)
         given = (texts, text_token_ids, semantic_token_ids, phoneme_ids)
         said = {name: value for name, value in zip(SAID, given, strict=True) if value is not None}
         if self.text_to_semantic is not None and x1.ndim == 2 and not said.keys() - {"texts"}:
@@ -406,15 +407,15 @@ class ConditionalFlowMatcherWrapper(Network):
     def draw(
         self,
         *,
-        cond: Float[Tensor, "_ ..."] | None = None,
-        cond_lengths: Int[Tensor, "_"] | None = None,
+        cond: Shaped[Tensor, "..."] | None = None,
+        cond_lengths: Int[Tensor, "_"] | Sequence[int] | None = None,
         cond_mask: Shaped[Tensor, "_ _"] | None = None,
         input_sampling_rate: int | None = None,
         texts: Sequence[str] | None = None,
         text_token_ids: Int[Tensor, "_ _"] | None = None,
         semantic_token_ids: Int[Tensor, "_ _"] | None = None,
         phoneme_ids: Int[Tensor, "_ _"] | None = None,
-        phoneme_durations: Int[Tensor, "_ _"] | None = None,
+        phoneme_durations: Shaped[Tensor, "_ _"] | None = None,
         max_semantic_token_ids: int = 2048,
         lengths: Int[Tensor, "_"] | Sequence[int] | int | None = None,
         seconds: Tensor | Sequence[float] | float | None = None,
@@ -448,6 +449,8 @@ class ConditionalFlowMatcherWrapper(Network):
             raise ValueError(
                 f"cond_mask is of {cond_mask.dtype}: give bools, True for frames to make anew (cond_mask > 0)"
             )
+        _check_types(cond, phoneme_durations)
+        cond_lengths = None if cond_lengths is None else torch.as_tensor(cond_lengths)
         prompt = None if cond is None else self._prompt(cond, cond_lengths, cond_mask, input_sampling_rate)
         if prompt is None and cond_mask is not None:
             raise ValueError("cond_mask says which frames of cond are made anew: give cond")
@@ -519,6 +522,10 @@ class ConditionalFlowMatcherWrapper(Network):
     def _filled(self, blank: Drawn, ids: Int[Tensor, "b m"] | None, how: Solving, seed: int | None) -> Drawn:
         """The canvas with its hidden frames made."""
         self._check_room(blank, ids)
+        if not blank.features.isfinite().all():
+            raise ValueError(
+                "cond has values that are infinite or not numbers where it is kept: there is nothing to go on from"
+            )
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         noise = torch.randn(blank.features.shape, device=self.device, **drawn_by(generator))
         context, mask = None, None if bool(blank.mask.all()) else blank.mask
@@ -548,6 +555,21 @@ class ConditionalFlowMatcherWrapper(Network):
             raise ValueError(
                 f"{count.tolist()} tokens cannot be said in {blank.lengths.tolist()} frames: there must be one for each at least"
             )
+
+
+def _check_types(cond: Shaped[Tensor, "..."] | None, durations: Shaped[Tensor, "_ _"] | None) -> None:
+    if durations is not None and durations.is_floating_point():
+        raise ValueError(
+            f"phoneme_durations are of {durations.dtype}: give whole frames (seconds times frames a second, rounded)"
+        )
+    if cond is None:
+        return
+    if cond.ndim not in (2, 3):
+        raise ValueError(
+            f"cond has the shape {list(cond.shape)}: give waves [b, n], one of them as wave[None], or features [b, t, d]"
+        )
+    if not cond.is_floating_point():
+        raise ValueError(f"cond is of {cond.dtype}: give waves from -1 to 1 as floats (of 16 bits, samples / 32768)")
 
 
 def _rows(batch_size: int, given: Mapping[str, Tensor | None]) -> int:
