@@ -126,3 +126,13 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match="pip install pyarrow"):
         read_manifest(path)
+
+
+@pytest.mark.parametrize("extension", [".jsonl", ".csv"])
+def test_a_manifest_in_another_encoding_is_named(tmp_path: Path, extension: str):
+    path = write(tmp_path / f"list{extension}")
+    path.write_bytes(path.read_text(encoding="utf-8-sig").encode() + "\ncafé".encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=rf"list\{extension} is not in UTF-8 \(.* at byte \d+\): save it in that encoding"
+    ):
+        read_manifest(path, ("path", "text"))

@@ -123,6 +123,15 @@ def _relative_key(value: Any, manifest: Path, number: int) -> str:
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return _read_table(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not in UTF-8 ({error.reason} at byte {error.start}): save it in that encoding"
+        ) from error
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
     extension = path.suffix.lower()
     if extension == ".jsonl":
         return _read_jsonl(path)
@@ -131,7 +140,9 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             return list(csv.DictReader(file))
     if extension == ".parquet":
         return _read_parquet(path)
-    raise ValueError(f"{path} is no manifest that can be read: it must end in {', '.join(MANIFEST_EXTENSIONS)}")
+    raise ValueError(
+        f"{path} is neither a folder nor a manifest that can be read: it must end in {', '.join(MANIFEST_EXTENSIONS)}"
+    )
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
