@@ -58,6 +58,20 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
         Sound(torch.zeros(1, 5), HZ).write(Path("nowhere/out.wav"))
 
 
+def test_a_sound_for_which_the_disk_has_no_room_leaves_no_part_of_it() -> None:
+    """In a child, whose files cannot grow beyond a size."""
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        with pytest.raises(
+            OSError, match=r"out\.wav could not be written \(.*\): free some space, or choose another place"
+        ):
+            Sound(torch.zeros(1, 10 * HZ), HZ).write(Path("out.wav"))
+
+    assert children.run(work) == 0
+    assert not Path("out.wav").exists()
+
+
 def test_prompts_have_the_channels_that_are_asked_for() -> None:
     stereo = noise(0.1, HZ, 2)
     write(Path("two.wav"), stereo, HZ, "FLOAT")

@@ -43,14 +43,21 @@ class Sound:
             )
         try:
             with soundfile.SoundFile(path, "w", self.sample_hz, len(self.wave)) as file:
-                for block in self.wave.clamp(-1, 1).split(BLOCK, dim=1):
-                    file.write(block.numpy().T)
+                self._write_into(file, path)
         except soundfile.SoundFileError as error:
-            raise OSError(f"{path} could not be written ({error})") from error
+            raise OSError(f"{path} could not be written ({error}): free some space, or choose another place") from error
         if self.wave.shape[1] == 0:
             logger.warning("%s is empty, as the model ended it at once: another seed may give more", path)
             return
         spectrogram_image(self.wave.mean(dim=0), self.sample_hz, self.title[:MAX_TITLE]).save(spectrogram_beside(path))
+
+    def _write_into(self, file: soundfile.SoundFile, path: Path) -> None:
+        try:
+            for block in self.wave.clamp(-1, 1).split(BLOCK, dim=1):
+                file.write(block.numpy().T)
+        except soundfile.SoundFileError:
+            path.unlink()  # its first part would pass for the whole
+            raise
 
 
 def spectrogram_beside(path: Path) -> Path:
