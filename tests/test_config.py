@@ -221,6 +221,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, recipes: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"trains: caf\xe9\n")
     with pytest.raises(ConfigError, match="is not a text file in UTF-8"):
         load_recipe(tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match=r"there is no recipe 'zzz': `helicon recipes` lists them\."):
+        load_recipe("zzz", search=[recipes])
     with pytest.raises(ConfigError, match=r"there is no recipe 'toy/tinny': did you mean toy/tiny?"):
         load_recipe("toy/tinny", search=[recipes])
 

@@ -165,10 +165,9 @@ def _find(source: str | Path, search: Sequence[Path]) -> tuple[Path, str]:
     for folder in search:
         if (folder / f"{source}.yaml").is_file():
             return folder / f"{source}.yaml", str(source)
-    names = recipe_names(search)
-    raise ConfigError(
-        f"there is no recipe {str(source)!r}: {nearest(str(source), names)} (The path of a YAML file will do, too.)"
-    )
+    near = difflib.get_close_matches(str(source), recipe_names(search), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "`helicon recipes` lists them."
+    raise ConfigError(f"there is no recipe {str(source)!r}: {hint} (The path of a YAML file will do, too.)")
 
 
 def _read(path: Path) -> str:
