@@ -381,7 +381,10 @@ def test_other_networks_are_refused(folder: Path) -> None:
         r"`helicon tokenize \S*/codec --semantic \S*/mel --data \S*/sounds -o semantic-new ",
     ):
         cached_audio("semantic", AudioTokenizer(first, clusters))
-    with pytest.raises(ValueError, match=r"was made with data_max_length_seconds=0\.1, not 0\.2: run `helicon tok"):
+    with pytest.raises(
+        ValueError,
+        match=r"was made with data_max_length_seconds=0\.1, not 0\.2: write data\.data_max_length_seconds=0\.1, or run `helicon tok",
+    ):
         training_audio("cache", data_max_length_seconds=0.2)
     with pytest.raises(ValueError, match="cache was made with captions=beside, not folder"):
         sounds_for("cache", RATES, captions="folder")

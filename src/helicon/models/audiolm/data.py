@@ -158,9 +158,10 @@ class AudioSource:
         for name in ("data_max_length", "data_max_length_seconds", "captions", "sounds"):
             value = getattr(self, name)
             if value is not None and recorded.get(name) != value:
+                shown = "null" if recorded.get(name) is None else recorded[name]
                 raise ValueError(
-                    f"{cache.folder} was made with {name}={recorded.get(name)}, not {value}: "
-                    f"run `helicon tokenize` with {name}={value}, into another folder"
+                    f"{cache.folder} was made with {name}={shown}, not {value}: write data.{name}={shown}, or run "
+                    f"`helicon tokenize` with {name}={value}, into another folder"
                 )
         return cache
 

@@ -112,9 +112,10 @@ class MeshSource:
         for name, value in asked.items():
             recorded = cache.index.arguments.get(name)
             if value is not None and recorded != value:
+                shown = "null" if recorded is None else recorded
                 raise ValueError(
-                    f"{cache.folder} was made with {name}={recorded}, not {value}: "
-                    f"run `helicon tokenize` with {name}={value}, into another folder"
+                    f"{cache.folder} was made with {name}={shown}, not {value}: write data.{name}={shown}, or run "
+                    f"`helicon tokenize` with {name}={value}, into another folder"
                 )
         return cache
 
