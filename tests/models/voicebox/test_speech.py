@@ -453,7 +453,7 @@ def test_options_reach_the_network(made: Path) -> None:
         ("free", [*A, "--durations", "@few-durations"], "--durations reads other tokens than this network, and has no tokenizer for texts"),
         ("timed", [*A, "--durations", "@letters"], "this network has the duration predictor that it was trained with: leave --durations out"),
         ("free", [*A, "--vocoder", "@letters"], "--vocoder holds a DurationPredictor: give the run of a vocoder"),
-        ("free", [*A, "--vocoder", "@other-vocoder"], "--vocoder was made for MelSettings(sampling_rate=8000, n_mels=12, n_fft=160, "),
+        ("free", [*A, "--vocoder", "@other-vocoder"], "--vocoder was made for frames of hop_length=40, and this network's have hop_length=80: leave"),
         ("free", [*A, "--image", "voice.wav"], "--image is nothing for the network in {}: leave it out"),
         ("free", [*A, "-o", "out.png"], "out.png would be a .png file, and what is made here is .wav or .flac or .ogg; "),
     ],

@@ -89,7 +89,8 @@ class MelVoco(Network):
         self.sample_hz, self.downsample_factor, self.latent_dim = sampling_rate, hop_length, n_mels
         if vocoder is not None and vocoder.mel != self.mel:
             raise ValueError(
-                f"the vocoder was made for {vocoder.mel}, and these frames are {self.mel}: make them equal"
+                f"the vocoder was made for frames of {vocoder.mel.unlike(self.mel)}, and these have {self.mel.unlike(vocoder.mel)}: "
+                "make them equal"
             )
         self.vocoder = vocoder
 

@@ -439,7 +439,11 @@ def _audible(space: Any, vocoder: Network | None) -> Any:
             f"this network makes frames of a {type(space).__name__}, and a vocoder hears log-mel ones: leave --vocoder out"
         )
     if vocoder.mel != space.mel:
-        raise ValueError(f"--vocoder was made for {vocoder.mel}, and this network makes {space.mel}")
+        settings = " ".join(f"model.{name}={value}" for name, value in vars(space.mel).items())
+        raise ValueError(
+            f"--vocoder was made for frames of {vocoder.mel.unlike(space.mel)}, and this network's have "
+            f"{space.mel.unlike(vocoder.mel)}: leave it out, or train one: helicon train voicebox/vocoder {settings}"
+        )
     return MelVoco.of(vocoder)
 
 

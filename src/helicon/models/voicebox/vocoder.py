@@ -46,6 +46,11 @@ class MelSettings:
         check_framing(self.n_fft, self.hop_length, self.win_length)
         mel_filterbank(self.sampling_rate, self.n_fft, self.n_mels, 0.0, self.f_max)  # which refuses empty bands
 
+    def unlike(self, other: "MelSettings") -> str:
+        """Those of these settings that are not the other's, as "n_mels=40, hop_length=64"."""
+        theirs = vars(other)
+        return ", ".join(f"{name}={value}" for name, value in vars(self).items() if value != theirs[name])
+
     def frame_lengths(self, lengths: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         return -(-lengths // self.hop_length)
 
