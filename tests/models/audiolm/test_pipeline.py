@@ -272,7 +272,7 @@ def test_it_says_so_where_longer_sounds_cannot_be_made_in_pieces(more: Any, capl
     model(seed=0)
     assert not caplog.text
     model(seconds=0.06, seed=0)
-    assert "longer than the 0.05 s that this AudioLM learned from may be poor" in caplog.text
+    assert "learned from 0.05 s of sound at a time, and what comes after them may be poor" in caplog.text
 
 
 def test_sounds_are_as_long_as_those_it_learned_from(tmp_path: Path) -> None:

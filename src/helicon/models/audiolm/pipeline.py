@@ -279,8 +279,8 @@ class AudioLM(Network):
         """The semantic tokens and the frames in which the first two stages make a long sound, if they can."""
         if not self.coarse.keeps_time:
             logger.warning(
-                "a sound longer than the %.4g s that this AudioLM learned from may be poor after them: only stages with a wav2vec and "
-                "unique_consecutive=False make it piece by piece",
+                "this AudioLM learned from %.4g s of sound at a time, and what comes after them may be poor: only stages with a wav2vec and "
+                "unique_consecutive=False make longer sounds piece by piece",
                 self.learned_seconds,
             )
             return None, None
