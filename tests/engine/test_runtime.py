@@ -258,7 +258,12 @@ def test_graphs_are_of_one_process_and_several_say_so(caplog: pytest.LogCaptureF
     several = SimpleNamespace(device=torch.device("cuda"), process_index=0, num_processes=2, mixed_precision="no")
     runtime = Runtime(options(compile="graphs", mixed_precision="no", accelerator=several))
     assert runtime.compiles and not runtime.records
-    assert "records the steps of a single process: this run is compiled alone" in caplog.text
+    assert "records the steps of a single process: this run is only compiled" in caplog.text
+
+
+def test_graphs_on_a_cpu_are_told_to_be_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+    assert not Runtime(options(compile="graphs")).records
+    assert 'compile="graphs" is for CUDA: this run, on cpu, is not compiled' in caplog.text
 
 
 class Starting(nn.Module):

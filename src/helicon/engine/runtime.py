@@ -54,8 +54,12 @@ class Runtime:
         is_cuda = self.device.type == "cuda"
         self.compiles = options.compile is True or (options.compile in ("auto", "graphs") and is_cuda)
         self.records = options.compile == "graphs" and is_cuda and self.world_size == 1
-        if options.compile == "graphs" and self.world_size > 1 and self.is_main:
-            logger.warning('compile="graphs" records the steps of a single process: this run is compiled alone')
+        if options.compile == "graphs" and not self.records and self.is_main:
+            logger.warning(
+                'compile="graphs" records the steps of a single process: this run is only compiled'
+                if is_cuda
+                else f'compile="graphs" is for CUDA: this run, on {self.device.type}, is not compiled'
+            )
         self._is_starting = self.compiles
         self.shards = options.shard
         if self.shards and self.world_size == 1:
