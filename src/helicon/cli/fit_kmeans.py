@@ -26,7 +26,7 @@ MEL, SYNTHETIC = "mel", "synthetic"
 
 def fit_kmeans(
     data: Annotated[str, typer.Option("--data", help="A folder or a manifest of sounds, or synthetic.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The tokenizer's folder, which must not be there yet.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The tokenizer's folder, which must not exist yet.")],
     model: Annotated[
         str,
         typer.Option(
@@ -34,37 +34,37 @@ def fit_kmeans(
         ),
     ] = "mel",
     layer: Annotated[
-        int | None, typer.Option(help=f"Whose hidden states to cluster, {LAYER} by default; mel has none.")
+        int | None, typer.Option(help=f"The layer whose hidden states to cluster, {LAYER} by default; mel has none.")
     ] = None,
     clusters: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help=f"How many different tokens there will be, {CLUSTERS} by default; of a MuLaN fewer, where there are few sounds.",
+            help=f"How many different tokens there will be, {CLUSTERS} by default; fewer for a MuLaN where there are few sounds.",
         ),
     ] = None,
     quantizers: Annotated[
-        int | None, typer.Option(min=1, help=f"Of a MuLaN: how many codes tell a sound, {QUANTIZERS} by default.")
+        int | None, typer.Option(min=1, help=f"For a MuLaN: how many codes describe a sound, {QUANTIZERS} by default.")
     ] = None,
     hours: Annotated[
         float | None,
         typer.Option(
-            help=f"How much audio to read, if there is so much: {HOURS:g} by default, of a MuLaN {SOUNDS_A_CLUSTER} clips a cluster "
+            help=f"How much audio to read, if there is that much: {HOURS:g} by default, for a MuLaN {SOUNDS_A_CLUSTER} clips per cluster "
             f"(made-up ones up to {MOST_MADE_UP})."
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help=f"How long clips are, {CLIP_SECONDS:g} by default (made-up ones {MADE_UP_SECONDS:g}). Of a MuLaN: as long as "
-            "what the stages will hear."
+            help=f"How long clips are, {CLIP_SECONDS:g} by default (made-up ones {MADE_UP_SECONDS:g}). For a MuLaN: as long as "
+            "the clips that the stages will be trained on."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides which audio is read, and where clusters begin.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Clips that go through the model at once.")] = 8,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read.")] = 0,
 ) -> None:
-    """Make a tokenizer: clusters of what a frozen model hears in sounds. Of a MuLaN, the codes that MusicLM is conditioned on."""
+    """Cluster a frozen model's features of sounds into a semantic tokenizer; with a MuLaN, into the codes that condition MusicLM."""
     import torch
 
     from helicon.data.loader import Loader

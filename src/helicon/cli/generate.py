@@ -37,7 +37,8 @@ def generate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run (RUN/best: where it validated best), a checkpoint or a saved network."
+            metavar="RUN",
+            help="A run (RUN/best: its checkpoint of lowest validation loss), a checkpoint or a saved network.",
         ),
     ],
     settings: Annotated[
@@ -49,14 +50,14 @@ def generate(
     text: Annotated[list[str] | None, typer.Option("--text", help="What to make; give it once for each text.")] = None,
     texts_file: Annotated[Path | None, typer.Option(help="More texts, one a line.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many of each.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed (and batch size) makes the same again.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed (and batch size) gives the same result.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="How many are made at once.")] = 16,
     out: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--out",
-            help="A file: one thing as it is, several as one sheet. A name without an ending is a folder: numbered files, "
+            help="A file, which holds one thing as it is, or several as one sheet. A name without an ending is a folder: numbered files, "
             f"{MANIFEST} and the sheet; 'folder/*.obj' says of which kind they are. A sound has its spectrogram beside it, and a mesh "
             "its picture.",
         ),
@@ -64,25 +65,23 @@ def generate(
     image: Annotated[
         Path | None, typer.Option(help="A picture to enlarge, or to change (with --repaint, or extend=...).")
     ] = None,
-    repaint: Annotated[Path | None, typer.Option(help="White where --image is to be painted again.")] = None,
+    repaint: Annotated[Path | None, typer.Option(help="A mask: white where --image is to be repainted.")] = None,
     superres: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A second run, which enlarges the pictures.")
     ] = None,
     prompt: Annotated[
         Path | None,
         typer.Option(
-            help="A sound or a mesh to go on from; a recording whose voice to speak in, or to change (with --span); of a codec, the "
+            help="A sound or a mesh to continue; a recording whose voice to speak in, or which to change (with --span); for a codec, the "
             "sound to code and decode."
         ),
     ] = None,
-    prompt_text: Annotated[
-        str | None, typer.Option(help="What is said in the recording whose voice to speak in.")
-    ] = None,
+    prompt_text: Annotated[str | None, typer.Option(help="What is said in the recording given as --prompt.")] = None,
     span: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SECONDS:SECONDS",
-            help="What of the recording is to be made anew, as in 0.8:1.4; give it once for each span.",
+            help="A part of the recording to regenerate, as in 0.8:1.4; give it once for each span.",
         ),
     ] = None,
     coarse: Annotated[
@@ -93,7 +92,7 @@ def generate(
         Path | None, typer.Option(metavar="RUN", help="A duration predictor, which says how long speech lasts.")
     ] = None,
     vocoder: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A vocoder, which makes the frames of speech audible.")
+        Path | None, typer.Option(metavar="RUN", help="A vocoder, which turns the frames of speech into sound.")
     ] = None,
     online: Annotated[
         bool, typer.Option("--online", help="Use the weights of the last step, not their average.")

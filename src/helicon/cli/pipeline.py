@@ -44,11 +44,11 @@ def pipeline(
     ] = None,
     captions: Annotated[
         Captions | None,
-        typer.Option(help="Where the texts of the sounds are; without it, an AudioLM learns to read none."),
+        typer.Option(help="Where the texts of the sounds are; without it, an AudioLM is trained without texts."),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="How much of a sound is heard, and made, at a time; as the recipes say by default."),
+        typer.Option(help="How much of a sound is used, and made, at a time; by default as the recipes say."),
     ] = None,
     size: Annotated[
         str | None,
@@ -57,21 +57,21 @@ def pipeline(
         ),
     ] = None,
     delayed: Annotated[
-        bool, typer.Option("--delayed", help="One transformer in the place of the coarse and the fine one.")
+        bool, typer.Option("--delayed", help="One transformer in place of the coarse and the fine one.")
     ] = False,
     codec: Annotated[
         Path | None,
         typer.Option(
-            help="A trained codec to use, in the place of training one: a run, a checkpoint or a saved network (SoundStream, EnCodec, "
+            help="A trained codec to use instead of training one: a run, a checkpoint or a saved network (SoundStream, EnCodec, "
             "DAC, Mimi)."
         ),
     ] = None,
     mulan: Annotated[
         Path | None,
-        typer.Option(help="Of a MusicLM: a trained MuLaN to use, in the same way."),
+        typer.Option(help="For a MusicLM: a trained MuLaN to use, in the same way."),
     ] = None,
 ) -> None:
-    """Train every stage of a model on your data, one after the other. The same command goes on wherever it was stopped."""
+    """Train every stage of a model on your data, one after the other. The same command continues where it was stopped."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
             "a pipeline is one process: for several, train its stages with `accelerate launch -m helicon train`"

@@ -14,7 +14,7 @@ from helicon.config import ConfigError, Recipe, load_recipe, nearest, recipe_nam
 def recipes(
     family: Annotated[
         str | None,
-        typer.Argument(metavar="FAMILY", help="Tell more of one family (muse), or of one recipe (muse/vqgan)."),
+        typer.Argument(metavar="FAMILY", help="Describe one family (muse), or one recipe (muse/vqgan)."),
     ] = None,
 ) -> None:
     """List the shipped recipes."""
@@ -29,7 +29,7 @@ def recipes(
             if own:
                 say(entry.summary, indent=2)
                 say("  ".join(own), indent=4)
-    say("helicon recipes FAMILY tells what each of them is, how long it takes and what to expect.")
+    say("helicon recipes FAMILY says what each of them is, how long it takes and what to expect.")
 
 
 def chosen(shipped: list[Recipe], family: str) -> list[Recipe]:

@@ -25,7 +25,7 @@ MADE_UP_SECONDS = 2.0
 
 def search(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A MuLaN, or what stands on one: a run or a saved network.")
+        Path, typer.Argument(metavar="RUN", help="A MuLaN, or a network that contains one: a run or a saved network.")
     ],
     data: Annotated[str, typer.Option("--data", help="A folder or a manifest of sounds, or synthetic.")],
     text: Annotated[list[str] | None, typer.Option("--text", help="What to find; give it once for each text.")] = None,
@@ -40,19 +40,19 @@ def search(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="How long the clips are that recordings are cut into: as in the MuLaN's training, or 10 where it does not know."
+            help="How long the clips are that recordings are cut into: by default as in the MuLaN's training, or 10 if that is not known."
         ),
     ] = None,
     index: Annotated[
         Path | None,
         typer.Option(
-            help="The folder in which what the network makes of the sounds is kept; by default in ~/.cache/helicon."
+            help="The folder in which the network's vectors of the sounds are kept; by default in ~/.cache/helicon."
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Clips that go through the network at once.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read.")] = 0,
 ) -> None:
-    """Find the sounds that fit a text, or that are like another sound. What was read once is not read again."""
+    """Find the sounds that match a text, or that are like another sound. Nothing is read twice."""
     from helicon.engine.checkpoint import resolve
     from helicon.models.musiclm.search import SoundIndex
 

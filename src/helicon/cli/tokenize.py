@@ -37,12 +37,12 @@ def tokenize(
     ] = None,
     semantic: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="A second tokenizer: of the semantic tokens that go with a codec's codes."),
+        typer.Option(metavar="RUN", help="A second tokenizer, for the semantic tokens that go with a codec's codes."),
     ] = None,
     conditioner: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="What makes the codes that stages are conditioned on: `helicon fit-kmeans` of a MuLaN."
+            metavar="RUN", help="The conditioner of MusicLM's stages, which `helicon fit-kmeans` makes from a MuLaN."
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many items are encoded at once.")] = 32,

@@ -14,7 +14,8 @@ RECIPE_FILE = "recipe.yaml"
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Changes to the recipe: trainer.lr=1e-4, or batch_size=4 where it is clear."
+        metavar="KEY=VALUE",
+        help="Changes to the recipe: trainer.lr=1e-4, or batch_size=4 where only one section has that key.",
     ),
 ]
 
