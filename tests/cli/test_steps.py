@@ -366,3 +366,10 @@ def test_the_recipes_of_demos_take_a_folder(kind) -> None:  # type: ignore[no-un
     assert all(recipe.data["sounds"] is None for recipe in work.recipes.values())
     made_up = Work.plan("", Path("out"), kind(Request("synthetic", None, None, "demo", False)), ())
     assert made_up.recipes["codec"].data["sounds"]["kinds"] == ["tone", "chirp"]
+
+
+def test_a_damaged_record_is_named() -> None:
+    Path("out").mkdir()
+    Path("out/pipeline.json").write_text('{"kind')
+    with pytest.raises(ConfigError, match=r"out/pipeline\.json is damaged: choose another folder with -o"):
+        planned().recorded  # noqa: B018

@@ -113,7 +113,12 @@ class Work:
     @property
     def recorded(self) -> dict[str, Any]:
         path = self.folder / RECORD
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            raise ConfigError(
+                f"{path} is damaged: choose another folder with -o (--codec takes over the codec)"
+            ) from error
 
     def record(self, name: str, value: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
