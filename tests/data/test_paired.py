@@ -43,7 +43,7 @@ def test_a_text_file_beside(tmp_path: Path):
     (tmp_path / "red_fox" / "2.txt").write_bytes(b"\xff\xfe\xfa")
     captions = captions_of(files(tmp_path), "beside")
     assert isinstance(captions, CaptionsBeside) and captions[0] == "a quick fox"
-    with pytest.raises(BadFile, match=r"2.wav: its caption 2.txt cannot be read"):
+    with pytest.raises(BadFile, match=r"2.wav: its caption 2.txt cannot be read \(it is not in UTF-8\)"):
         captions[1]
     (tmp_path / "red_fox" / "2.txt").write_text(" \n")
     with pytest.raises(BadFile, match=r"2.wav: its caption 2.txt is empty"):

@@ -59,7 +59,7 @@ class CaptionsBeside:
         try:
             text = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or str(error)
+            why = "it is not in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
             raise BadFile(self.paths[index], f"its caption {path.name} cannot be read ({why})") from error
         if not text:
             raise BadFile(self.paths[index], f"its caption {path.name} is empty")
