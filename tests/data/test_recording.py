@@ -100,6 +100,20 @@ def test_a_break_in_the_middle_spoils_the_crops_over_it_alone():
     assert outcomes[:8] == ["good"] * 8 and 1 <= outcomes.count("bad") <= 12
 
 
+@pytest.mark.parametrize(("hz", "channels"), [(16000, 1), (44100, 2)])
+def test_any_stretch_of_an_ogg_is_that_of_the_whole_also_in_its_last_page_and_after_other_reads(
+    tmp_path: Path, hz: int, channels: int
+):
+    path = write(tmp_path / "x.ogg", noise(5, hz, channels), hz)
+    whole, _ = soundfile.read(path, dtype="float32", always_2d=True)
+    content, total = path.read_bytes(), len(whole)
+    used = opened(path)
+    for start in [*range(0, total - 2000, 3001), *range(total - 20000, total, 997), total - 1, 5, 0]:
+        stop = min(start + 2000, total)
+        for file in (opened(path), SoundFile(content, "x"), used):
+            assert np.abs(file.read(start, stop) - whole[start:stop]).max() < 1e-6, start
+
+
 def test_mp3_files_are_read_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     path = tmp_path / "x.mp3"
     path.write_bytes(encoded(noise(5, 24000), 24000, "mp3"))

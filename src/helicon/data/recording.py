@@ -10,6 +10,7 @@ import functools
 import io
 import logging
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ FOREIGN_EXTENSIONS = ("webm", "m4a", "mp4", "aac", "wma")  # sound that libsndfi
 WAVE = "a float or int16 tensor [n], or [c, n] with 1 or 2 channels"
 
 UNKNOWN_LENGTH = 2**40  # libsndfile gives more frames than this for a file that does not tell
-PREROLL = 16384  # more frames than an mp3 can refer back to, and than the blocks of a flac have
+PREROLL = 16384  # more frames than an mp3 can refer back to, and than the blocks of a flac or an ogg have
+PAGE, MOST_OF_A_PAGE = b"OggS\0", 65307  # how a page of an ogg begins, and its greatest size in bytes
 
 
 def is_wave(value: Any) -> bool:
@@ -110,13 +112,32 @@ class SoundFile:
             raise BadFile(self.name, _why_not(self.source, _reason(error))) from error
 
     def _read(self, file: soundfile.SoundFile, start: int, count: int) -> Float[np.ndarray, "n c"]:
-        """(After a seek, the first frames of an mp3 are wrong; and in a flac of unknown length, the last block is not found.)"""
-        needs_preroll = file.format == "MP3" or file.frames > UNKNOWN_LENGTH
-        preroll = min(start, PREROLL) if needs_preroll else 0
+        preroll = start - self._where_to_seek(file, start)
         with _quiet(self.source):
             if file.tell() != start - preroll:
                 file.seek(start - preroll)
             return file.read(preroll + count, dtype="float32", always_2d=True)[preroll:]
+
+    def _where_to_seek(self, file: soundfile.SoundFile, start: int) -> int:
+        """The first frames after a seek are wrong in an mp3, and in an ogg (Vorbis) that was read before; in the last page of
+        an ogg they may be those of a later place; and in a flac of unknown length, the last block is not found."""
+        is_vorbis = file.subtype == "VORBIS"
+        is_inexact = file.format == "MP3" or file.frames > UNKNOWN_LENGTH
+        if is_vorbis and start > self._last_page:
+            start, is_inexact = self._last_page, True
+        if is_inexact or (is_vorbis and file.tell() > 0):
+            return max(0, start - PREROLL)
+        return start
+
+    @functools.cached_property
+    def _last_page(self) -> int:
+        """The first frame of an ogg's last page. (Each page tells where it ends; of the last one libsndfile takes its
+        packets to be as long as they say, though the encoder cuts off what fills up the last.)"""
+        tail = _last_bytes(self.source, 2 * MOST_OF_A_PAGE)
+        pages = [tail[place:] for place in _places(tail, PAGE)]
+        ends = [struct.unpack_from("<q", page, 6)[0] for page in pages if len(page) >= 14]
+        ends = [end for end in ends if end >= 0]  # -1: it is the middle of a packet
+        return max(0, self.file.frames - (ends[-1] - ends[-2])) if len(ends) > 1 else 0
 
     def _measure(self, total_frames: int) -> None:
         first = round(self.start * self.hz)
@@ -149,6 +170,21 @@ def _finite(frames: Float[np.ndarray, "n c"], name: str) -> Float[np.ndarray, "n
     if not np.isfinite(frames).all():
         raise BadFile(name, "holds values that are infinite or not numbers")
     return frames
+
+
+def _last_bytes(source: Path | bytes, count: int) -> bytes:
+    if isinstance(source, bytes):
+        return source[-count:]
+    with source.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - count))
+        return file.read()
+
+
+def _places(content: bytes, mark: bytes) -> Iterator[int]:
+    place = content.find(mark)
+    while place >= 0:
+        yield place
+        place = content.find(mark, place + 1)
 
 
 def _reason(error: Exception) -> str:
