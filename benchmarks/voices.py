@@ -130,6 +130,11 @@ class Utterance:
     voice: str
     wave: Tensor  # [n], int16
     frames: Tensor  # [t, d], log-mel, on the device
+    joined: tuple["Utterance", ...] = ()  # what it is put together from
+
+    @property
+    def parts(self) -> tuple["Utterance", ...]:
+        return self.joined or (self,)
 
     @property
     def seconds(self) -> float:
@@ -193,24 +198,47 @@ def joined(utterances: Sequence[Utterance], copies: int, longest: float) -> list
                 parts.append(draw.choice(voices[one.voice]))
             if sum(part.seconds for part in parts) <= longest:
                 frames = torch.cat([part.frames for part in parts])
-                found.append(replace(one, text=" ".join(part.text for part in parts), frames=frames))
+                text = " ".join(part.text for part in parts)
+                found.append(replace(one, text=text, frames=frames, joined=tuple(parts)))
     return found
 
 
-def batch_of(utterances: Sequence[Utterance]) -> dict[str, Any]:
+def batch_of(utterances: Sequence[Utterance], reader: CharacterTokenizer | None = None) -> dict[str, Any]:
+    """What is said as texts; or, with a reader, as tokens that know when they are said."""
     frames = [one.frames for one in utterances]
-    lengths = torch.tensor([len(each) for each in frames], device=frames[0].device)
-    texts = [one.text for one in utterances]
-    return {"features": pad_sequence(frames, batch_first=True), "feature_lengths": lengths, "texts": texts}
+    device = frames[0].device
+    lengths = torch.tensor([len(each) for each in frames], device=device)
+    found = {"features": pad_sequence(frames, batch_first=True), "feature_lengths": lengths}
+    if reader is None:
+        return {**found, "texts": [one.text for one in utterances]}
+    read = [timed(one.parts, reader) for one in utterances]
+    phonemes, durations = ([row[place] for row in read] for place in (0, 1))
+    found["phonemes"] = pad_sequence(phonemes, batch_first=True, padding_value=-1).to(device)
+    found["durations"] = pad_sequence(durations, batch_first=True).to(device)
+    return found
 
 
-def grouped(utterances: Sequence[Utterance], count: int) -> list[dict[str, Any]]:
+def timed(parts: Sequence[Utterance], reader: CharacterTokenizer) -> tuple[Tensor, Tensor]:
+    """The tokens of utterances one after the other, and how many seconds each lasts: all tokens of an utterance equally long, as
+    nothing is known of them, but none of them in the frames of another utterance, which may be spoken at another pace."""
+    ids, *own = reader([" ".join(part.text for part in parts), *(part.text for part in parts)])
+    counts = [int((row >= 0).sum()) for row in own]
+    counts[:-1] = [count + 1 for count in counts[:-1]]  # the space after it
+    ids = ids[ids >= 0]
+    assert sum(counts) == len(ids)
+    seconds = [torch.full((count,), part.seconds / max(1, count)) for count, part in zip(counts, parts, strict=True)]
+    return ids, torch.cat(seconds)
+
+
+def grouped(
+    utterances: Sequence[Utterance], count: int, reader: CharacterTokenizer | None = None
+) -> list[dict[str, Any]]:
     """By length, with as many frames in each group: each padded to its longest."""
     order = sorted(utterances, key=lambda one: len(one.frames))
     ends = np.cumsum([len(one.frames) for one in order])
     which = (count * (ends - 1) // ends[-1]).tolist()
     parts = [[one for one, group in zip(order, which, strict=True) if group == number] for number in range(count)]
-    return [batch_of(part) for part in parts if part]
+    return [batch_of(part, reader) for part in parts if part]
 
 
 @dataclass(frozen=True)
@@ -221,24 +249,25 @@ class Batches:
     frames: int
 
     def rows(self, group: Mapping[str, Any]) -> int:
-        return min(len(group["texts"]), max(1, self.frames // group["features"].shape[1]))
+        return min(len(group["features"]), max(1, self.frames // group["features"].shape[1]))
 
     def __len__(self) -> int:
-        return sum(len(group["texts"]) // self.rows(group) for group in self.groups)
+        return sum(len(group["features"]) // self.rows(group) for group in self.groups)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         found = []
         for group in self.groups:
             rows = self.rows(group)
-            found += [(group, part) for part in torch.randperm(len(group["texts"])).split(rows) if len(part) == rows]
+            order = torch.randperm(len(group["features"]))
+            found += [(group, part) for part in order.split(rows) if len(part) == rows]
         random.shuffle(found)
         return (_some(group, part) for group, part in found)
 
 
 def _some(group: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     places = chosen.to(group["features"].device)
-    tensors = {name: group[name][places] for name in ("features", "feature_lengths")}
-    return {**tensors, "texts": [group["texts"][index] for index in chosen.tolist()]}
+    take = lambda value: value[places] if isinstance(value, Tensor) else [value[index] for index in chosen.tolist()]
+    return {name: take(value) for name, value in group.items()}
 
 
 @dataclass(frozen=True)
@@ -335,11 +364,15 @@ def train_voicebox(experiment: Experiment, deadline: Deadline) -> list[dict[str,
     learned = short + joined(short, size.copies, size.longest)
     tokenizer = CharacterTokenizer.fitted(one.text for one in experiment.learned)
     torch.manual_seed(1)
-    voicebox = VoiceBox(num_cond_tokens=tokenizer.num_tokens, dim_in=MEL["n_mels"], **keywords)
+    voicebox = VoiceBox(num_cond_tokens=tokenizer.num_tokens, audio_enc_dec=MelVoco(**MEL), **keywords)
     model = ConditionalFlowMatcherWrapper(voicebox, tokenizer=tokenizer).to(device)
-    model.fit_normalisation(torch.cat([one.frames for one in experiment.learned])[None])
-    train = Batches(grouped(learned, size.groups), size.batch_frames)
-    valid = Uncompiled(grouped(experiment.held_out, size.groups))
+    # Tokens that are stretched over frames are given with the times between which each utterance is spoken.
+    reader = tokenizer if voicebox.alignment == "frames" else None
+    learner = model if reader is None else ConditionalFlowMatcherWrapper(voicebox).to(device)
+    for each in {model, learner}:
+        each.fit_normalisation(torch.cat([one.frames for one in experiment.learned])[None])
+    train = Batches(grouped(learned, size.groups, reader), size.batch_frames)
+    valid = Uncompiled(grouped(experiment.held_out, size.groups, reader))
     print(
         f"{len(short)} of {len(experiment.learned)} utterances last {size.longest:g} s at most, {len(learned)} with those that are "
         f"joined: {len(train)} batches",
@@ -348,7 +381,7 @@ def train_voicebox(experiment: Experiment, deadline: Deadline) -> list[dict[str,
 
     def build(steps: int, _: int, run: Path | None) -> Trainer:
         options = {"batch_size": 1, **experiment.options("voicebox", steps, run), **own}  # batches are made already
-        return VoiceBoxTrainer(model, train_dataloader=train, val_dataloader=valid, **options)
+        return VoiceBoxTrainer(learner, train_dataloader=train, val_dataloader=valid, **options)
 
     trainer, how = train_for(deadline, size.probe, build)
     with trainer.inference(), torch.compiler.set_stance("force_eager"):
