@@ -28,7 +28,8 @@ from models.voicebox.flows import (
     sounding,
     wrapped,
 )
-from models.voicebox.test_model import FEATURES, KINDS, SIZES, TOKENS, OffHost, build
+from models.voicebox.test_model import FEATURES, KINDS, SIZES, TOKENS, build
+from off_host import OffHost
 
 
 class Noted(VoiceBox):
@@ -152,8 +153,8 @@ def test_guidance_is_learned_unless_someone_says_otherwise() -> None:
 def test_no_step_of_learning_waits_for_the_device() -> None:
     flow = wrapped(build(alignment="frames")).train()
     phonemes, frames = ids(3, 2), torch.tensor([[2, 3, 2], [1, 3, 9]])
+    given = {"phoneme_ids": phonemes, "phoneme_durations": frames, "lengths": torch.tensor([7, 4])}
     with OffHost():
-        given = {"phoneme_ids": phonemes, "phoneme_durations": frames, "lengths": torch.tensor([7, 4])}
         flow(features(), **given, generator=seeded()).backward()
 
 
