@@ -64,11 +64,21 @@ def test_film_starts_as_the_identity_and_learns():
     torch.testing.assert_close(film(x, flags), expected)
 
 
+@torch.no_grad()
+def test_local_attention_leaves_loud_frames_loud_and_soft_ones_soft():
+    layer = LocalAttention(12, window_size=4, depth=1, heads=2, dim_head=6)
+    x = torch.randn(2, 9, 12) * torch.tensor([0.05, 1.0, 20.0]).repeat(3)[:, None]
+    assert (layer(x) - x).norm(dim=-1).max() < 0.1 < x.norm(dim=-1).min()
+    layer.scale.fill_(1.0)
+    torch.testing.assert_close(layer(x) - x, layer.transformer(x))
+
+
 @pytest.mark.parametrize("window_size", [1, 4])
 @torch.no_grad()
 def test_local_attention_in_chunks(window_size):
     torch.manual_seed(0)
     layer = LocalAttention(12, window_size=window_size, depth=2, heads=2, dim_head=6)
+    layer.scale.fill_(1.0)
     x, state = torch.randn(2, 30, 12), {}
     parts = [layer(part, state) for part in x.split((1, 1, 3, 20, 4, 1), dim=1)]  # one greater than the cache
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), atol=1e-5, rtol=1e-5)

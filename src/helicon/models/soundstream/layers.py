@@ -21,6 +21,7 @@ Activation = Literal["elu", "snake"]
 # variance. A network that starts quiet learns sooner than one that must first be turned down.
 GAINS: Mapping[Activation, float] = {"elu": 0.85, "snake": 0.6}
 AUDIO_GAIN = 0.1
+ATTENTION_SCALE = 0.01  # of what attention adds, at first
 
 
 class Snake(nn.Module):
@@ -167,16 +168,25 @@ class LocalAttention(nn.Module):
 
     An exact sliding window, where attention in blocks would let a frame see more or less of the past by its place in the
     block. Keys and values of the last frames are all that a stream has to remember.
+
+    What it finds is added to the frames, by a learned scale for each feature that starts small. In the place of the frames it
+    would take their size from them, which says how loud they are, and hide them: a new encoder speaks low, and the
+    transformer, whose output is normalised, does not. A small codec then learned next to nothing (docs/log.md).
     """
 
     def __init__(self, dim: int, *, window_size: int, depth: int, heads: int, dim_head: int):
         super().__init__()
+        self.scale = nn.Parameter(torch.full((dim,), ATTENTION_SCALE))
         self.window_size = window_size
         self.transformer = Transformer(
             dim, depth, heads=heads, dim_head=dim_head, causal=True, qk_norm=True, window_size=window_size
         )
 
     def forward(self, x: Float[Tensor, "b n d"], state: StreamState | None = None) -> Float[Tensor, "b n d"]:
+        found = self._attend(x, state)
+        return x + (found * self.scale.to(found.dtype)).to(x.dtype)
+
+    def _attend(self, x: Float[Tensor, "b n d"], state: StreamState | None) -> Float[Tensor, "b n d"]:
         if state is None:
             return self.transformer(x)
         if self not in state:
