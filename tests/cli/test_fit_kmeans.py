@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import helicon
 from helicon.cli import app
-from helicon.cli.fit_kmeans import clips_to_read, clusters_for
+from helicon.cli.fit_kmeans import clips_to_read, clusters_for, usual_seconds
 from helicon.data.tokens import TokenCache
 from helicon.models.musiclm.conditioning import MuLaNEmbedQuantizer
 from helicon.models.semantic.tokenizer import HubertWithKmeans, MelKmeans
@@ -160,6 +160,19 @@ def test_clips_are_counted_for_a_mulan_and_there_are_no_more_clusters_than_they_
     assert "36 sounds are few: 4 clusters in the place of 500" in result.stderr, (
         "hours are a limit where they are given"
     )
+
+
+def test_clips_are_as_long_as_those_the_mulan_learned_from(sounds: Path) -> None:
+    mulan(clip_seconds=0.5).save_pretrained("mulan")
+    arguments = ["--model", "mulan", "--clusters", "4", "--quantizers", "2"]
+    result = call("--data", str(sounds), *arguments, "-o", "codes")
+    assert "fitted to 27 sounds" in result.stdout, result.output
+    assert call("--data", str(sounds), *arguments, "--seconds", "0.5", "-o", "same").exit_code == 0
+    assert same_network(helicon.load("codes"), helicon.load("same"))
+    assert usual_seconds(None, False) == usual_seconds(mulan(), False) == 10.0, "nobody knows"
+    assert usual_seconds(mulan(clip_seconds=20.0), False) == 20.0
+    made_up = [usual_seconds(network, True) for network in (None, mulan(clip_seconds=0.5), mulan(clip_seconds=20.0))]
+    assert made_up == [2.0, 0.5, 2.0]
 
 
 def test_of_many_sounds_as_many_are_read_as_codes_need() -> None:

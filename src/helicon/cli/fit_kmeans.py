@@ -57,7 +57,7 @@ def fit_kmeans(
         float | None,
         typer.Option(
             help=f"How long clips are, {CLIP_SECONDS:g} by default (made-up ones {MADE_UP_SECONDS:g}). For a MuLaN: as long as "
-            "the clips that the stages will be trained on."
+            "the clips that the stages will be trained on; by default as in its own training, where that is known."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides which audio is read, and where clusters begin.")] = 0,
@@ -83,7 +83,7 @@ def fit_kmeans(
             raise ValueError(f"{option} {value} is nothing for {model}: leave it out")
     listener: Any = build(model, layer, clusters or CLUSTERS) if mulan is None else mulan
     listener = listener.to("cuda" if torch.cuda.is_available() else "cpu")
-    seconds = seconds or (MADE_UP_SECONDS if data == SYNTHETIC else CLIP_SECONDS)
+    seconds = seconds or usual_seconds(mulan, data == SYNTHETIC)
     most = clips_to_read(hours, seconds, None if mulan is None else clusters or CLUSTERS, data == SYNTHETIC)
     found = sounds(data, listener.sample_hz, most, seed, seconds)
     loader = Loader(found, batch_size=batch_size, seed=seed, num_workers=workers)
@@ -92,6 +92,15 @@ def fit_kmeans(
         fit_codes(listener, loader, out, model, clusters or clusters_for(count), quantizers or QUANTIZERS, count, seed)
     else:
         fit_tokens(listener, loader, out, model, hours or HOURS, seed)
+
+
+def usual_seconds(mulan: "MuLaN | None", are_made_up: bool) -> float:
+    """A MuLaN tells sounds apart best that are as long as those it learned from."""
+    usual = MADE_UP_SECONDS if are_made_up else CLIP_SECONDS
+    learned = None if mulan is None else mulan.longest_seconds
+    if learned is None:
+        return usual
+    return min(learned, usual) if are_made_up else learned
 
 
 def clips_to_read(hours: float | None, seconds: float, codes: int | None, are_made_up: bool) -> int:
