@@ -111,6 +111,12 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str) -> None:
     assert result.exit_code == 1 and result.stderr.startswith(f"error: {sentence}"), result.output
 
 
+def test_a_sound_that_cannot_be_read_is_told_before_the_collection_is_read() -> None:
+    result = call("--text", "a tone", "--like", "sounds/deep/1.wav", "--like", "sounds/bad.wav")
+    assert result.exit_code == 1 and "bad.wav: " in result.stderr, result.output
+    assert "reading" not in result.output and not Path("cache").exists(), "nothing else was heard"
+
+
 def test_a_network_without_a_mulan_is_refused() -> None:
     codec().save("codec")
     result = CliRunner().invoke(app, ["search", "codec", "--data", "sounds", "--text", "a tone"])

@@ -65,6 +65,9 @@ def search(
     else:
         source = Path(data).expanduser()
         found = SoundIndex(network, index or usual_index(run, source), seconds)
+    heard = [
+        found.embed_sound(path) for path in sounds
+    ]  # before the collection: one that cannot be read is told at once
     try:
         done = found.update(source, batch_size=batch_size, num_workers=workers, progress=percent("reading"))
     except KeyboardInterrupt:
@@ -76,7 +79,7 @@ def search(
     results: list[tuple[str | Path, list[Found]]] = []
     if texts:
         results += zip(texts, found.search(texts, top), strict=True)
-    results += ((path, found.like(path, top)) for path in sounds)
+    results += ((path, found.like(path, top, latent)) for path, latent in zip(sounds, heard, strict=True))
     for query, rows in results:
         show(query, rows)
     if out is not None:

@@ -49,7 +49,11 @@ class FilePart:
             raise BadFile(path, f"cannot be opened ({error.strerror})") from error
         if not os.access(path, os.R_OK):  # told anew each time: neither its size nor its date changes with its rights
             raise BadFile(path, "cannot be opened (Permission denied)")
-        return cls(os.path.abspath(path), start, duration, found.st_size, found.st_mtime_ns)  # noqa: PTH100 (links stay)
+        return cls(cls.name_of(path), start, duration, found.st_size, found.st_mtime_ns)
+
+    @staticmethod
+    def name_of(path: str | Path) -> str:
+        return os.path.abspath(path)  # noqa: PTH100 (links stay)
 
     @property
     def name(self) -> str:

@@ -254,8 +254,19 @@ class SoundIndex:
         """For each text the recordings that fit it, the best first."""
         return self.nearest(self.embed_texts(texts), top)
 
-    def like(self, path: str | Path, top: int = 10) -> list[Found]:
-        """The recordings that sound like the one in a file, the best first; that file itself is left out."""
+    def like(self, path: str | Path, top: int = 10, latent: Float[Tensor, " d"] | None = None) -> list[Found]:
+        """The recordings that sound like the one in a file, the best first; that file itself is left out.
+
+        `latent` is what `embed_sound` made of the file, if that was called before.
+        """
+        whole = self.embed_sound(path) if latent is None else latent
+        own = FilePart.name_of(path)
+        num_own = sum(other.name == own for other in self.parts)
+        found = self.nearest(whole[None], top + num_own)[0]
+        return [other for other in found if other.name != own][:top]
+
+    def embed_sound(self, path: str | Path) -> Float[Tensor, " d"]:
+        """The latent of a whole file: the mean of its clips, of unit length."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not there: name a sound file")
         try:
@@ -271,9 +282,7 @@ class SoundIndex:
         whole = F.normalize(torch.cat(latents).mean(dim=0), dim=0)
         if not whole.isfinite().all():
             raise ValueError(f"{part.name}: {NOT_FINITE}")
-        num_own = sum(other.name == part.name for other in self.parts)
-        found = self.nearest(whole[None], top + num_own)[0]
-        return [other for other in found if other.name != part.name][:top]
+        return whole
 
     def embed_texts(self, texts: Sequence[str]) -> Float[Tensor, "q d"]:
         """Latents to compare with those of the clips."""
