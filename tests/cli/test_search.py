@@ -67,9 +67,14 @@ def test_what_was_read_is_known_the_next_time() -> None:
     assert len(list(Path("cache/helicon/search").iterdir())) == 1
     assert "3 recordings read, 0 known" in call("--text", "a tone", "--index", "mine").stdout
     assert Path("mine/index.json").is_file()
-    assert (
-        "3 recordings read, 0 known, 1 cannot be read; clips of 0.2 s" in call("--text", "a", "--seconds", "0.2").stdout
-    )
+
+
+def test_clips_of_each_length_are_known_by_turns() -> None:
+    for known in (0, 3):
+        for seconds in (["--seconds", "0.2"], ["--seconds", "0.3"], []):
+            assert f"{3 - known} recordings read, {known} known" in call("--text", "a tone", *seconds).stdout
+    assert "0 recordings read, 3 known" in call("--text", "a tone", "--seconds", "10").stdout, "as it is by default"
+    assert len(list(Path("cache/helicon/search").iterdir())) == 3
 
 
 def test_clips_are_as_long_as_those_the_mulan_learned_from() -> None:

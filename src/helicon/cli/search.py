@@ -59,12 +59,12 @@ def search(
     texts, sounds = text or [], like or []
     check(texts, sounds, out)
     network = loaded(resolve(run))
+    found = SoundIndex(network, None, seconds)
     if data == "synthetic":
-        found = SoundIndex(network, None, seconds)
         source: Any = made_up(found)
     else:
         source = Path(data).expanduser()
-        found = SoundIndex(network, index or usual_index(run, source), seconds)
+        found = SoundIndex(network, index or usual_index(run, source, found.seconds), seconds)
     heard = [
         found.embed_sound(path) for path in sounds
     ]  # before the collection: one that cannot be read is told at once
@@ -109,12 +109,12 @@ def check(texts: Sequence[str], sounds: Sequence[Path], out: Path | None) -> Non
         check_writable(out)
 
 
-def usual_index(run: Path, source: Path) -> Path:
-    """The place for what a run makes of a collection of sounds, among what can be made anew."""
+def usual_index(run: Path, source: Path, seconds: float) -> Path:
+    """The place for what a run makes of a collection of sounds, in clips so long, among what can be made anew."""
     from helicon.data.tokens import short_hash
 
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "helicon" / "search" / short_hash(str(run.resolve()), str(source.resolve())).hex()
+    return home / "helicon" / "search" / short_hash(str(run.resolve()), str(source.resolve()), f"{seconds:g}").hex()
 
 
 def made_up(index: "SoundIndex") -> "SyntheticSounds":
