@@ -225,6 +225,8 @@ def test_quantizers_and_stages_that_do_not_belong_together_are_refused(music: Mu
     ("asked", "sentence"),
     [
         ({"text": []}, "there is no text to make music of: give one or more"),
+        ({"text": ""}, "the text '' says nothing of what is to be heard: give one with words in it"),
+        ({"text": ["a", " "], "num_samples": 2}, "the text ' ' says nothing"),
         ({"text": "a", "num_samples": 0}, "num_samples=0 must be at least 1"),
         ({"text": "a", "batch_size": 0}, "batch_size=0 must be at least 1"),
     ],

@@ -88,6 +88,9 @@ class MusicLM(Network):
         texts = [text] if isinstance(text, str) else [*text]
         if not texts:
             raise ValueError("there is no text to make music of: give one or more")
+        for words in texts:
+            if not words.strip():
+                raise ValueError(f"the text {words!r} says nothing of what is to be heard: give one with words in it")
         for name, number in {"num_samples": num_samples, "batch_size": batch_size}.items():
             if number is not None and number < 1:
                 raise ValueError(f"{name}={number} must be at least 1")
