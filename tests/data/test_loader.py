@@ -1,5 +1,6 @@
 import gc
 import itertools
+import logging
 import multiprocessing
 import os
 import random
@@ -137,6 +138,23 @@ def test_workers_change_nothing_and_a_resume_may_change_them(dataset: Dataset):
         loader = Loader(dataset, batch_size=2, grad_accum_every=2, seed=3, num_workers=num_workers)
         assert_same(take(loader, 6), expected)
         assert_same(take(loader, 3, plain.after(Position(), 3)), expected[3:])  # in the middle of epoch 1
+
+
+def test_there_are_no_more_workers_than_cpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """(Of which torch would warn, and warnings are errors here.)"""
+    expected = take(Loader(Numbers(11), batch_size=2), 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    caplog.set_level(logging.INFO)
+    loader = Loader(Numbers(11), batch_size=2, num_workers=8)
+    assert "num_workers=8: there are 1 CPUs, so as many processes read data" in caplog.text
+    stream = loader.steps()
+    first = next(stream)
+    assert len(multiprocessing.active_children()) == 1
+    stream.close()
+    assert_same([first], expected[:1])
+    caplog.clear()
+    Loader(Numbers(11), batch_size=2, num_workers=1)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

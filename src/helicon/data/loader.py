@@ -79,7 +79,7 @@ class Loader:
         self.batch_size, self.grad_accum_every = batch_size, grad_accum_every
         self.rank, self.world_size = rank, world_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
-        self.num_workers, self.collate, self.pin_memory = num_workers, collate or default_collate, pin_memory
+        self.num_workers, self.collate, self.pin_memory = _capped(num_workers), collate or default_collate, pin_memory
         self.bad: list[str] = []
         self._bad_list = _BadList(bad_files)
         self.global_batch = batch_size * grad_accum_every * world_size
@@ -188,6 +188,14 @@ class Loader:
             self.bad.append(path)
             level = logging.WARNING if is_told and len(self.bad) <= NUM_BAD_FILES_TOLD else logging.DEBUG
             logger.log(level, "skipped %s: %s", _printable(path), _printable(reason))
+
+
+def _capped(num_workers: int) -> int:
+    """More processes than CPUs that this one may use are no faster, and change nothing else; torch would warn of them."""
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_workers > num_cpus:
+        logger.info("num_workers=%d: there are %d CPUs, so as many processes read data", num_workers, num_cpus)
+    return min(num_workers, num_cpus)
 
 
 def _leave_process_group(worker: int) -> None:

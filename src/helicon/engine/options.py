@@ -68,7 +68,7 @@ class TrainerOptions:
     valid_frac: float = 0.05  # part of the data held out where no validation set is given; 0 for none
     random_split_seed: int = 42  # chooses the held-out part
     drop_last: bool = True  # leave out an epoch's last incomplete batch; otherwise it is filled from the next epoch
-    num_workers: int = 0  # processes that read data, per training process
+    num_workers: int = 0  # processes that read data, per training process; at most as many as there are CPUs
 
     # Optimizer of the first network; the discr_* options are the second's, and follow the first where None.
     # A scheduler follows the steps of the run, a warm-up is over the network's own first updates.
