@@ -72,6 +72,25 @@ def test_a_stage_that_is_not_there_is_told_with_its_key_and_how_to_make_one(reci
         registry.build_trainer(read)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        ("soundstream/demo", "sounds"),
+        ("muse/vqgan-demo", "shapes"),
+        ("voicebox/voicebox-debug", "speech"),
+        ("meshgpt/autoencoder-debug", "meshes"),
+    ],
+)
+def test_a_recipe_of_made_up_samples_says_how_it_takes_a_users_own(recipe: str, key: str) -> None:
+    """What chooses among made-up samples stands in the recipe: to leave it out is not in the user's hands."""
+    read = load_recipe(recipe, ["data.source=own"])
+    sentence = f"and the source is own: leave it out, or write data.{key}=null where a recipe has it"
+    with pytest.raises(ValueError, match=rf"data\.{key} chooses among made-up .*{re.escape(sentence)}"):
+        registry.build_trainer(read)
+    with pytest.raises((ValueError, FileNotFoundError), match="own does not exist"):
+        registry.build_trainer(load_recipe(recipe, ["data.source=own", f"data.{key}=null"]))
+
+
 class Own(Dataset):
     """A user's own samples."""
 

@@ -11,7 +11,7 @@ Datasets without `fetch` are called under seeded global generators, so even thei
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch.utils.data import Dataset, Subset
@@ -56,6 +56,14 @@ def keys_of(dataset: Any) -> Sequence[str] | None:
     """The stable names of the items, where the dataset has some (a method of that name, as dicts have, is none)."""
     keys = getattr(dataset, "keys", None)
     return None if keys is None or callable(keys) else keys
+
+
+def refuse_choices(name: str, what: str, source: Any) -> NoReturn:
+    """For what chooses among made-up samples where the samples are not made up."""
+    raise ValueError(
+        f"data.{name} chooses among made-up {what}, and the source is {source}: leave it out, or write data.{name}=null where a "
+        "recipe has it"
+    )
 
 
 class View(Dataset[Any]):

@@ -404,7 +404,7 @@ def test_what_makes_no_sense_is_one_sentence(folder: str) -> None:
             lambda: MeshTransformerTrainer(transformer(compact(), **TEXT), folder=folder, **OPTIONS).train(),
         ),
         (
-            "data.meshes chooses among .*: leave it out, or write data.meshes=null",
+            "data.meshes chooses among made-up meshes, .*: leave it out, or write data.meshes=null",
             lambda: training_meshes(folder, meshes={"kinds": ["box"]}).at(compact()),
         ),
         ("give model.autoencoder or model.compact", lambda: build_mesh_transformer({}, autoencoder="x", compact={})),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helicon.config import check, signature_without
-from helicon.data.dataset import BadFile, View
+from helicon.data.dataset import BadFile, View, refuse_choices
 from helicon.data.fields import TEXT, Field, is_tensor, route
 from helicon.data.mesh import CUBE, PADDING, MeshTransform, moved_to_range
 from helicon.data.mesh_data import TensorMeshes, mesh_data
@@ -77,10 +77,7 @@ class MeshSource:
             chosen = check(choices, self.meshes or {}, "data.meshes")
             return SyntheticMeshes(self.num_samples, self.seed, edges=False, **grid, **chosen)
         if self.meshes is not None:
-            raise ValueError(
-                f"data.meshes chooses among the made-up meshes of source: synthetic, and the source is {self.source}: leave it out, "
-                "or write data.meshes=null where a recipe has it"
-            )
+            refuse_choices("meshes", "meshes", self.source)
         return mesh_data(
             self.source,
             self.transform_for(tokenizer),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helicon.config import check, signature_without
-from helicon.data.dataset import View
+from helicon.data.dataset import View, refuse_choices
 from helicon.data.fields import LABEL, TEXT, Field, Routed, is_tensor, route
 from helicon.data.image import IMAGE, ImageTransform, TensorImages, image_data
 from helicon.data.paired import CaptionSource, FolderClasses
@@ -57,7 +57,7 @@ def training_images(
         choices = signature_without(SyntheticShapes, "num_samples", "image_size", "seed")
         return SyntheticShapes(num_samples, image_size, seed, **check(choices, shapes or {}, "data.shapes"))
     if shapes is not None:
-        raise ValueError(f"data.shapes chooses among made-up pictures, and the source is {source}: leave it out")
+        refuse_choices("shapes", "pictures", source)
     if is_token_cache(source):
         if random_crop:
             raise ValueError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helicon.config import check, signature_without
 from helicon.data.audio import AudioTransform, Recordings, TensorAudio, audio_data
+from helicon.data.dataset import refuse_choices
 from helicon.data.fields import TEXT, Field, are_flags, is_tensor, route
 from helicon.data.paired import CaptionSource
 from helicon.data.synthetic_sounds import SHORTEST, SyntheticSounds
@@ -83,7 +84,7 @@ def sound_choices(source: Any, sounds: Mapping[str, Any] | None) -> dict[str, An
     if sounds is None:
         return {}
     if source != "synthetic":
-        raise ValueError(f"data.sounds chooses among made-up sounds, and the source is {source}: leave it out")
+        refuse_choices("sounds", "sounds", source)
     return check(
         signature_without(SyntheticSounds, "num_samples", "sample_hz", "seconds", "seed"), sounds, "data.sounds"
     )

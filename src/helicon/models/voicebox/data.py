@@ -39,7 +39,7 @@ from helicon.data.audio import (
     sound_files,
 )
 from helicon.data.collate import Batch, collate
-from helicon.data.dataset import BadFile, View, keys_of
+from helicon.data.dataset import BadFile, View, keys_of, refuse_choices
 from helicon.data.fields import Field, Routed, by_name_only, is_tensor
 from helicon.data.files import Files, seconds_in, words_in
 from helicon.data.paired import CaptionSource, ColumnCaptions, captions_of, check_columns
@@ -92,9 +92,7 @@ def training_speech(
         speech: what they are chosen from, keywords of `SyntheticSpeech`: voices, syllables.
     """
     if speech is not None and source != "synthetic" and not is_token_cache(source):
-        raise ValueError(
-            f"data.speech chooses among made-up utterances, and the source is {source}: leave it out, or write data.speech=null"
-        )
+        refuse_choices("speech", "utterances", source)
     choices = signature_without(SyntheticSpeech, "num_samples", "sample_hz", "seed")
     chosen = None if speech is None else check(choices, speech, "data.speech")
     return SpeechSource(source, captions, text_column, max_length_seconds, num_samples, seed, chosen)
