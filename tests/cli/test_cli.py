@@ -158,9 +158,30 @@ def test_a_run_that_a_full_disk_kept_from_beginning_begins_later(toy: Path, monk
     assert call("train", "toy.yaml").exit_code == 0
 
 
-def test_errors_of_the_system_name_the_file_without_a_number(toy: Path) -> None:
-    Path("runs").touch()
-    assert_one_sentence(call("train", "toy.yaml"), "runs/toy: Not a directory")
+def test_errors_of_the_system_name_the_file_without_a_number(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: Any, **options: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert_one_sentence(call("train", "toy.yaml"), "runs/toy/.recipe.yaml.partial: Permission denied")
+
+
+def test_a_place_that_cannot_be_written_is_told_with_the_remedy(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remedy = "; choose another results_folder (to go on with a run, copy it there)"
+    Path("file").touch()
+    folder_refused = call("train", "toy.yaml", "results_folder=file/new")
+    assert_one_sentence(folder_refused, f"file/new cannot be written: Not a directory{remedy}")
+    assert call("train", "toy.yaml").exit_code == 0
+    opened = Path.open
+
+    def refuse(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if mode == "w" and "runs" in path.parts:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, mode, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    result = call("resume", "runs/toy", "num_train_steps=6")
+    assert result.stderr.splitlines()[-1] == f"error: runs/toy cannot be written: Read-only file system{remedy}"
 
 
 def test_the_keys_of_a_recipe_are_listed_with_their_values(toy: Path) -> None:

@@ -208,6 +208,13 @@ def test_a_wrong_override_names_the_stage(override: str, sentence: str) -> None:
     assert not Path("runs").exists()
 
 
+def test_a_place_that_cannot_be_written_is_told_with_the_remedy() -> None:
+    Path("file").touch()
+    result = demo("-o", "file/new", tiny=[])
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr == "error: file/new cannot be written: Not a directory; choose another place with -o\n"
+
+
 def test_captions_vary_and_tell_what_was_never_seen() -> None:
     held_out = [["star", "red"], ["circle", "red"], ["ring", "blue"]]
     seen, never_seen = captions_of({"shapes": {"held_out": held_out, "sizes": ["large"]}, "seed": 3})

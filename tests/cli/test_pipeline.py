@@ -213,6 +213,7 @@ def test_what_was_begun_is_not_changed(
         (["--captions", "beside"], "no sound of sounds.jsonl has a caption, going by --captions beside (for example "),
         (["--size", "huge"], "--size huge is none of debug, demo: give one of these, or leave it out for the full size"),
         (["-o", "sounds"], "sounds already holds something: choose another folder with -o"),
+        (["-o", "sounds.jsonl/new"], "sounds.jsonl/new cannot be written: Not a directory; choose another place with -o"),
         (["-o", "sounds.jsonl"], "sounds.jsonl is a file, not a folder: choose another place with -o"),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import typer
 
 from helicon.cli.demos import meshes, music, pictures, sounds, speech
 from helicon.cli.demos.outline import PAGE
+from helicon.cli.generate import check_writable
 from helicon.cli.steps import Work
 
 
@@ -55,6 +56,7 @@ def demo(
     work = Work.plan(f"helicon demo {kind}", folder, chosen.steps, overrides or ())
     work.carry_out()
     if not is_shown(work):
+        check_writable(folder)
         chosen.show(work)
     typer.echo(f"Open {folder / PAGE} in a browser: what was made, the curves, and how to go on.")
 

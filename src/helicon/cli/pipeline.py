@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from helicon.cli.generate import check_writable
 from helicon.cli.pipelines import audiolm, musiclm
 from helicon.cli.pipelines.outline import Request
 from helicon.cli.steps import RECORD, Work
@@ -96,4 +97,5 @@ def claim(work: Work, kind: Kind) -> None:
     if not (folder / RECORD).is_file() and folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} already holds something: choose another folder with -o")
     if not work.recorded:
+        check_writable(folder)
         work.record("kind", kind)

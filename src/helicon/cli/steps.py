@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 import typer
 
 from helicon.cli.fit_kmeans import CLUSTERS, MEL, SYNTHETIC, fit_kmeans
-from helicon.cli.generate import produce, write_folder
+from helicon.cli.generate import check_writable, produce, write_folder
 from helicon.cli.progress import progress
 from helicon.cli.tokenize import tokenize
 from helicon.cli.train import RECIPE_FILE, run, sections
@@ -131,6 +131,7 @@ class Work:
         for number, step in enumerate(self.steps, 1):
             if step.is_done(self):
                 continue
+            check_writable(self.folder)
             typer.echo(f"[{number}/{len(self.steps)}] {step.name}: {step.title(self)}")
             check_runs_below(step, self)
             try:

@@ -12,6 +12,7 @@ at any moment leaves either the old state or the new one. Hashing and writing ha
 main memory, while training goes on.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -318,9 +319,24 @@ def _valid_loss(folder: Path) -> float | None:
 
 
 @contextmanager
+def writable(run: Path) -> Iterator[None]:
+    """Says what to do where nothing can be written in a run's folder. (A full disk is told by itself.)"""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"{run} cannot be written: {error.strerror or error}; choose another results_folder (to go on with a run, copy it there)"
+        ) from error
+
+
+@contextmanager
 def locked(run: Path) -> Iterator[None]:
     """One process at a time trains in a folder: two would delete each other's half-written checkpoints."""
-    with (run / LOCK_FILE).open("w") as file:
+    with writable(run):
+        lock = (run / LOCK_FILE).open("w")
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

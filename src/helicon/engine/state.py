@@ -76,7 +76,8 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
         if found and not resume:
             with checkpoint.locked(folder):  # not from under a run that still goes on
                 _clear(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with checkpoint.writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     runtime.wait()
 
 
