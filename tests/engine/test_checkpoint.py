@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -460,18 +461,26 @@ def test_a_saved_network_cannot_be_resumed_and_says_what_to_do() -> None:
 # ---------------------------------------------------------------------- writing in the background
 
 
-def test_a_write_that_fails_is_reported_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_that_fails_is_reported_and_the_next_one_works(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = BackgroundWriter()
     Path("blocked").write_text("a file where the run's folder should be")
     writer.submit(snapshot(2), Path("blocked"), keep_last=3)
     writer.wait()
     assert isinstance(writer.failure, OSError)
-    assert "step 2 could not be saved" in caplog.text and "the checkpoints before it are whole" in caplog.text
+    assert "step 2 could not be saved" in caplog.text and "; there is no checkpoint before it" in caplog.text
+    assert "are whole" not in caplog.text
     with pytest.raises(OSError, match=r"the last checkpoint could not be written .*free some space and resume"):
         writer.finish()
     writer.submit(snapshot(3), RUN, keep_last=3)
     writer.finish()
     assert newest_whole(RUN) == folder(3)
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        writer.submit(snapshot(4), RUN, keep_last=3)
+        writer.wait()
+    assert "step 4 could not be saved" in caplog.text and "; the checkpoints before it are whole" in caplog.text
 
 
 def test_submitting_waits_for_the_write_before_and_prunes() -> None:

@@ -367,17 +367,18 @@ class BackgroundWriter:
         try:
             write(snapshot, folder)
         except Exception as error:  # noqa: BLE001 (whatever the disk or the library raises: kept, reported, raised at the end)
-            self.fail(snapshot.step, error)
+            self.fail(snapshot.step, run, error)
             return
         try:
             prune(run, keep_last, folder)
         except OSError as error:
             logger.warning("old checkpoints of %s could not be deleted (%s)", run, error)
 
-    def fail(self, step: int, error: Exception) -> None:
+    def fail(self, step: int, run: Path, error: Exception) -> None:
         """Says that a checkpoint could not be written; another may be."""
         self.failure = error
-        logger.error("step %d could not be saved (%s); the checkpoints before it are whole", step, error)
+        before = "the checkpoints before it are whole" if checkpoints(run) else "there is no checkpoint before it"
+        logger.error("step %d could not be saved (%s); %s", step, error, before)
 
     def wait(self) -> None:
         if self._thread is not None:

@@ -107,7 +107,7 @@ def save_in_background(trainer: "Trainer", keep_last: int) -> None:
     try:
         snapshot = _capture(trainer, trainer.results_folder / CHECKPOINTS_FOLDER / checkpoint.folder_name(trainer.step))
     except (OSError, SafetensorError) as error:  # a stage of it could not be copied
-        trainer.writer.fail(trainer.step, error)
+        trainer.writer.fail(trainer.step, trainer.results_folder, error)
         return
     if snapshot is not None:
         trainer.writer.submit(snapshot, trainer.results_folder, keep_last)
