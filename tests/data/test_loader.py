@@ -224,6 +224,17 @@ def test_fewer_samples_than_a_step_is_an_error_at_once():
     assert len(list(loader.validation(None))) == 3  # validation can do with less
 
 
+def test_of_fewer_samples_than_a_step_it_is_said_which_cannot_be_read(tmp_path: Path):
+    listed = tmp_path / "bad_files.txt"
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=rf"add data; 2 of the 3 cannot be read \(see {listed}\)$"):
+        Loader(Numbers(3, bad=(0, 2)), batch_size=4, bad_files=listed).check()
+    assert [line.partition("\t")[0] for line in listed.read_text().splitlines()] == ["files/0.png", "files/2.png"]
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(ValueError, match=r"or add data$"):
+        Loader(Numbers(3), batch_size=4, bad_files=listed).check()
+
+
 def test_what_validation_has_is_told_where_samples_are_too_few():
     training, _ = split(Numbers(5), 0.4, seed=0)
     with pytest.raises(ValueError, match=r"has 3 samples.*\(2 more are held out for validation: valid_frac\)"):

@@ -90,13 +90,28 @@ class Loader:
             raise ValueError(
                 f"the dataset has {len(self.dataset)} samples, fewer than the {self.global_batch} of one step "
                 f"(batch_size {self.batch_size} x grad_accum_every {self.grad_accum_every} x "
-                f"{self.world_size} processes): lower batch_size or grad_accum_every, or add data{self._held_out()}"
+                f"{self.world_size} processes): lower batch_size or grad_accum_every, or add data{self._held_out()}{self._unreadable()}"
             )
 
     def _held_out(self) -> str:
         if not isinstance(self.dataset, Subset):
             return ""
         return f" ({len(self.dataset.dataset) - len(self.dataset)} more are held out for validation: valid_frac)"
+
+    def _unreadable(self) -> str:
+        """How many of a few samples cannot be read: they count as samples, but may be why there are few."""
+        num_bad = 0
+        with preserved():
+            for index in range(len(self.dataset)):
+                try:
+                    read(self.dataset, index, seeded_generator(self.seed, "sample", 0, index))
+                except BadFile as error:
+                    num_bad += 1
+                    self._note(error.path, error.reason, is_told=True)
+        if not num_bad:
+            return ""
+        where = "" if self._bad_list.path is None else f" (see {self._bad_list.path})"
+        return f"; {num_bad} of the {len(self.dataset)} cannot be read{where}"
 
     def steps(self, start: Position = Position()) -> Iterator[list[Any]]:  # noqa: B008 (it is frozen)
         """Without end: the `grad_accum_every` micro-batches of one optimizer step, for this rank."""
