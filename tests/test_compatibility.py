@@ -98,7 +98,7 @@ SURFACE = {
 }
 OF_STAGES = (
     "dim depth heads attn_dropout ff_dropout t5_name cond_dim has_condition audio_text_condition "
-    "cond_as_self_attn_prefix cond_drop_prob grad_shrink_alpha rel_pos_bias flash_attn"
+    "cond_as_self_attn_prefix cond_drop_prob grad_shrink_alpha rel_pos_bias flash_attn add_value_residual num_residual_streams"
 )
 OF_STAGE_TRAINERS = (
     "num_train_steps batch_size audio_conditioner dataset valid_dataset data_max_length data_max_length_seconds "
@@ -308,7 +308,8 @@ DEFAULTS |= {
     **dict.fromkeys(
         ("SemanticTransformer", "CoarseTransformer", "FineTransformer"),
         "heads=8 attn_dropout=0.0 ff_dropout=0.0 cond_dim=None has_condition=False audio_text_condition=False "
-        "cond_as_self_attn_prefix=False cond_drop_prob=0.5 grad_shrink_alpha=0.1 rel_pos_bias=True flash_attn=False",
+        "cond_as_self_attn_prefix=False cond_drop_prob=0.5 grad_shrink_alpha=0.1 rel_pos_bias=True flash_attn=False "
+        "add_value_residual=True num_residual_streams=4",
     ),
     "SemanticTransformerWrapper": "wav2vec=None audio_conditioner=None pad_id=-1 unique_consecutive=True mask_prob=0.15",
     "CoarseTransformerWrapper": "codec=None wav2vec=None audio_conditioner=None pad_id=-1 unique_consecutive=True "

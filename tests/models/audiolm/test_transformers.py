@@ -327,6 +327,15 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         KINDS["semantic"].build(**options)
 
 
+@each_kind
+def test_layers_of_the_reference_that_are_not_there_say_nothing(kind: Kind) -> None:
+    plain = kind.build()(**inputs(kind))
+    for silent in ({"add_value_residual": True, "num_residual_streams": 4}, {"add_value_residual": False}):
+        assert difference(kind.build(**silent)(**inputs(kind)), plain) == 0
+    with pytest.raises(ValueError, match=r"^num_residual_streams=2: there is one residual stream, leave it out$"):
+        kind.build(num_residual_streams=2)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("semantic", {name: 0}) for name in ("dim", "depth", "heads", "dim_head", "num_semantic_tokens")]

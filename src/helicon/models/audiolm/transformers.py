@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from helicon.models.text.conditioning import CodeTable, Context, TextConditioned
+from helicon.nn.absent import check_absent_layers
 from helicon.nn.numbers import check_counts, check_probabilities
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import guide
@@ -57,6 +58,8 @@ class TokenTransformer(TextConditioned):
         flash_attn: bool = True,
         checkpoint_activations: bool = False,
         cond_codes: Sequence[int] | None = None,
+        add_value_residual: bool | None = None,
+        num_residual_streams: int | None = None,
     ):
         """
         Args:
@@ -73,8 +76,11 @@ class TokenTransformer(TextConditioned):
             checkpoint_activations: recomputes each layer in the backward pass: less memory, a third more time.
             cond_codes: how many codes stand for a sound or a text, and how many different ones each may be; a stage with an
                 audio_conditioner that has codes says so itself.
+            add_value_residual, num_residual_streams: without effect: there is one residual stream, and values are not mixed with those
+                of the first layer. Other numbers of streams than the reference package's 4, or 1, are refused.
         """
         super().__init__()
+        check_absent_layers(add_value_residual=add_value_residual, num_residual_streams=num_residual_streams)
         check_counts(dim=dim, depth=depth, heads=heads, dim_head=dim_head)
         check_probabilities(cond_drop_prob=cond_drop_prob)
         reads_texts = has_condition or audio_text_condition

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from helicon.models.text.conditioning import Context
+from helicon.nn.absent import ABSENT, check_absent_layers
 from helicon.nn.attention import ContextKeys
 from helicon.nn.codes import CodeVectors
 from helicon.nn.norms import RMSNorm
@@ -28,13 +29,6 @@ LAYERS = {
     "attn_num_mem_kv": 4,
     "attn_kv_heads": None,
     "attn_qk_norm": True,
-}
-
-# Keywords of other packages for layers that are not there: the values that mean what leaving them out means.
-ABSENT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "add_value_residual": ((True, False), "values are not mixed with those of the first layer"),
-    "learned_value_residual_mix": ((True, False), "values are not mixed with those of the first layer"),
-    "num_residual_streams": ((4, 1), "there is one residual stream"),
 }
 
 
@@ -131,8 +125,7 @@ def for_each_face(context: ContextKeys, faces: int) -> ContextKeys:
 
 def layer_options(attn_kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of other packages for layers, as those of `Transformer`: of both, and of the coarse one alone."""
-    absent = [name for name in attn_kwargs if name in ABSENT]
-    check_absent(**{f"attn_kwargs: {name}": (attn_kwargs[name], *ABSENT[name]) for name in absent})
+    check_absent_layers("attn_kwargs: ", **{name: value for name, value in attn_kwargs.items() if name in ABSENT})
     unknown = [name for name in attn_kwargs if name not in LAYERS and name not in ABSENT]
     if unknown:
         raise ValueError(f"attn_kwargs: {unknown[0]} is not known here, leave it out; known are {', '.join(LAYERS)}")
@@ -142,10 +135,3 @@ def layer_options(attn_kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     glu: Glu | None = ("swiglu" if asked["ff_swish"] else "geglu") if asked["ff_glu"] else None
     shared = {"glu": glu, "ff_mult": asked["ff_mult"], "qk_norm": asked["attn_qk_norm"]}
     return shared, {"kv_heads": asked["attn_kv_heads"], "registers": asked["attn_num_mem_kv"]}
-
-
-def check_absent(**keywords: tuple[Any, tuple[Any, ...], str]) -> None:
-    """Refuses what would be another network elsewhere and is the same one here: (value, those that say nothing, reason)."""
-    for name, (value, silent, reason) in keywords.items():
-        if value not in silent:
-            raise ValueError(f"{name}={value}: {reason}, leave it out")

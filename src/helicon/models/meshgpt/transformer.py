@@ -30,7 +30,6 @@ from helicon.models.meshgpt.layers import (
     Condition,
     FaceTokens,
     bucket_of,
-    check_absent,
     filmed,
     for_each_face,
     layer_options,
@@ -39,6 +38,7 @@ from helicon.models.meshgpt.layers import (
 )
 from helicon.models.text.conditioning import TextConditioned
 from helicon.models.text.pretrained import PretrainedTextEncoder
+from helicon.nn.absent import check_absent
 from helicon.nn.numbers import check_probabilities
 from helicon.nn.packing import Packed, Part, pack
 from helicon.nn.sampling import Sampling, guide
@@ -103,7 +103,7 @@ class MeshTransformer(TextConditioned):
             flash_attn: without effect: attention is always `scaled_dot_product_attention`, which chooses its kernel itself.
             attn_kwargs: ff_glu, ff_swish, ff_mult, attn_qk_norm of both transformers, attn_kv_heads and attn_num_mem_kv (learned tokens in
                 front of all that every face attends to) of the coarse one. What is not named stays as it is: see `layers.LAYERS`,
-                and `layers.ABSENT` for those that have no counterpart.
+                and `nn/absent.py` for those that have no counterpart.
             cross_attn_num_mem_kv, coarse_pre_gateloop_depth, coarse_post_gateloop_depth, fine_pre_gateloop_depth, gateloop_use_heinsen:
                 there is one learned key, in the place of a text that is not there, and no gateloop layer. The reference package's
                 own defaults (4, 2, 0, 2, False) mean what leaving them out means; other values are refused.
