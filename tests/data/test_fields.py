@@ -3,11 +3,20 @@ import pytest
 import torch
 from PIL import Image
 
-from helicon.data.fields import LABEL, TEXT, Field, Routed, route
+from helicon.data.fields import LABEL, TEXT, Field, Routed, is_tensor, route
 from helicon.data.image import IMAGE
 
 IMAGES = {"images": IMAGE, "texts": Field(TEXT.fits, TEXT.looks_like, is_required=False), "labels": LABEL}
 PICTURE = torch.zeros(3, 4, 5)
+
+
+def test_fields_that_look_alike_may_be_told_by_their_order() -> None:
+    fields = {name: Field(is_tensor(True, 1), "a wave", is_required=False) for name in ("first", "second", "other")}
+    values = torch.zeros(3), torch.zeros(4)
+    ways = {name: fields[name] for name in ("second", "first")}
+    assert [*route(values, ways, in_order=("first", "second"))] == ["first", "second"]
+    with pytest.raises(ValueError, match="more than one way"):
+        route(values, fields, in_order=("first", "second"))
 
 
 def test_a_dict_passes_through():

@@ -76,8 +76,10 @@ class Routed(View):
         return route(sample, self.fields, self.ds_fields)
 
 
-def route(sample: Any, fields: Mapping[str, Field], ds_fields: Sequence[str] | None = None) -> dict[str, Any]:
-    """The sample as a dict; an entry that `ds_fields` names "_" is left out."""
+def route(
+    sample: Any, fields: Mapping[str, Field], ds_fields: Sequence[str] | None = None, in_order: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The sample as a dict; an entry that `ds_fields` names "_" is left out. Fields that look alike and come `in_order` are told by that."""
     if isinstance(sample, Mapping):
         return _checked(dict(sample), fields)
     is_one = not isinstance(sample, (tuple, list)) or (isinstance(sample, list) and is_text(sample))
@@ -90,7 +92,7 @@ def route(sample: Any, fields: Mapping[str, Field], ds_fields: Sequence[str] | N
             )
         named = zip(ds_fields, values, strict=True)
         return _checked({name: value for name, value in named if name != "_"}, fields)
-    ways = filter(_has_lengths_in_order, _assignments(values, fields))
+    ways = (way for way in _assignments(values, fields) if _has_lengths_in_order(way) and _is_in_order(way, in_order))
     way, other = next(ways, None), next(ways, None)
     if way is None or other is not None:
         problem = (
@@ -134,6 +136,10 @@ def _has_lengths_in_order(way: Mapping[str, Any]) -> bool:
     """Lengths are of entries that are there, and come in the order of these."""
     of = [name.removesuffix("_lengths") for name in way if name.endswith("_lengths")]
     return of == [name for name in way if f"{name}_lengths" in way]
+
+
+def _is_in_order(way: Mapping[str, Any], names: Sequence[str]) -> bool:
+    return [name for name in way if name in names] == [name for name in names if name in way]
 
 
 def _found(values: Sequence[Any]) -> str:

@@ -24,6 +24,7 @@ from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.tokenize import Tokenized, tokenize
 from helicon.data.tokens import TokenCache
 from helicon.models.audiolm.data import AudioSource, AudioTokenizer, cached_audio, sounds_for, training_audio
+from helicon.models.audiolm.stage import FOR_CONDITIONER
 from helicon.models.muse.vqgan import VQGanVAE
 from helicon.models.semantic.tokenizer import HubertWithKmeans, MelKmeans, Wav2Vec2Quantizer
 from helicon.models.soundstream.codecs import DacCodec
@@ -156,6 +157,7 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any], int]] = {
         {"ds_fields": ("raw_wave", "raw_wave_for_codec", "text")},
         1,
     ),
+    "two waves without names": (lambda: Items((wave(0.2, 16000), wave(0.2, 8000), "x")), {}, 1),
 }
 
 
@@ -171,6 +173,14 @@ def test_whatever_holds_sounds(folder: Path, kind: str) -> None:
         assert isinstance(sample["texts"], str) and isinstance(sample["is_end"], bool)
     batch = next(Loader(data, batch_size=count).steps())[0]
     assert batch["raw_wave"].shape == (count, 1600) and batch["is_end"].dtype == torch.bool
+
+
+@pytest.mark.parametrize("rates", [RATES, {**RATES, FOR_CONDITIONER: 4000}])
+def test_of_two_waves_the_first_is_the_raw_wave_and_the_other_the_codecs(rates: dict[str, int]) -> None:
+    """Each is at the rate of its network, as in the reference."""
+    waves = wave(0.1, 16000), wave(0.1, 8000)
+    sample = sounds_for(Items((*waves, "x")), rates)[0]
+    assert all(torch.equal(sample[name], heard) for name, heard in zip(RATES, waves, strict=True))
 
 
 def test_a_sound_dataset_keeps_its_length(folder: Path) -> None:
@@ -271,7 +281,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Mapping[str, int], str]] = {
         "item 0 has raw_wave and token_ids, and a crop of one would be none of the other",
     ),
     "neither": (lambda: Items({"text": "x"}), RATES, "item 0 has none of raw_wave, raw_wave_for_codec, semantic_token"),
-    "unnamed": (lambda: Items((wave(0.1, 16000), wave(0.1, 8000))), RATES, "more than one way: found float32"),
+    "unnamed": (lambda: Items((wave(0.1, 16000),) * 3), RATES, "a sample fit no fields: found float32"),
     "captions": (lambda: AudioSource(Items(), captions="beside"), RATES, "captions='beside' is for files and columns"),
     "other rates": (lambda: audio_data(Items(wave(0.1, 500)), 500), RATES, r"the sounds are {'audio': 500} and the"),
     "no sounds": (lambda: 3, RATES, "a int is no source of sounds: give a folder, a manifest or a dataset"),

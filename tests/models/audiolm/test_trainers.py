@@ -161,6 +161,7 @@ TEXTS = [f"number {index}" for index in range(8)]
         ("semantic", (WAVES, TEXTS), None),
         ("semantic", (IDS, TEXTS), None),
         ("coarse", (WAVES, WAVES[:, :2000], TEXTS), ("raw_wave", "raw_wave_for_codec", "text")),
+        ("coarse", (WAVES, WAVES[:, :2000], TEXTS), None),
         ("coarse", (WAVES, TEXTS), ("raw_wave", "text")),
         ("coarse", (WAVES, TEXTS), None),
         ("coarse", (IDS, CODES, TEXTS), None),
@@ -177,6 +178,15 @@ def test_tuples_are_waves_tokens_and_texts_by_name_or_type(
     trainer = built(name, is_mute=False, dataset=Own(*entries), data_max_length_seconds=None, **named)
     trainer.train()
     assert trainer.steps == 2
+
+
+def test_batches_of_two_waves_have_the_raw_wave_first() -> None:
+    trainer = built("coarse", is_mute=False, dataset=Own(WAVES, TEXTS))
+    named = trainer.data_tuple_to_kwargs((WAVES, WAVES[:, :2000], TEXTS))
+    assert [(name, value.shape[1]) for name, value in named.items() if name != "texts"] == [
+        ("raw_wave", 4000),
+        ("raw_wave_for_codec", 2000),
+    ]
 
 
 def test_embedded_texts_are_told_from_waves() -> None:

@@ -58,7 +58,7 @@ SHORTEST_SEGMENT = 0.01  # seconds: shorter ones are meant otherwise
 LOOKED_AT = 4  # sounds of a dataset, to see whether they are crops
 END_PROB = 0.1  # hardly any crop of a long recording is its end otherwise, and a model would never learn to stop
 
-
+WAVES = ("raw_wave", "raw_wave_for_codec")  # in the order in which they are in a tuple without names
 TOKENS = {
     "semantic_token_ids": Field(is_tensor(False, 1), "an integer tensor [t]", is_required=False),
     "token_ids": Field(is_tensor(False, 2), "an integer tensor [t, q]", is_required=False),
@@ -286,7 +286,7 @@ class _OwnSamples(View):
     def change(self, sample: Any, index: int, generator: torch.Generator | None) -> Sample:
         if isinstance(sample, Mapping):
             sample = {self.names.get(name, name): value for name, value in sample.items()}
-        named = route(sample, self._fields(sample), self.ds_fields)
+        named = route(sample, self._fields(sample), self.ds_fields, in_order=WAVES)
         sounds, tokens = ([name for name in fields if name in named] for fields in (self.sounds, TOKENS))
         if sounds and tokens:
             raise ValueError(
@@ -306,7 +306,8 @@ class _OwnSamples(View):
             return {name: replace(field, is_required=False) for name, field in every.items()}
         values = sample if isinstance(sample, (tuple, list)) else [sample]
         is_tokens = lambda value: not AUDIO.fits(value) and any(field.fits(value) for field in TOKENS.values())
-        return {**(TOKENS if any(map(is_tokens, values)) else self.sounds), **BESIDE}
+        sounds = {name: field for name, field in self.sounds.items() if field.is_required or name != FOR_CONDITIONER}
+        return {**(TOKENS if any(map(is_tokens, values)) else sounds), **BESIDE}
 
 
 class _SoundsOrTokens(TensorAudio):

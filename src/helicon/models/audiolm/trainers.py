@@ -15,7 +15,7 @@ from helicon.data.tokens import TokenCache
 from helicon.engine.checkpoint import load_stage
 from helicon.engine.task import Batch
 from helicon.engine.trainer import Trainer
-from helicon.models.audiolm.data import END_PROB, TOKENS, AudioTokenizer, cached_audio, sounds_for
+from helicon.models.audiolm.data import END_PROB, TOKENS, WAVES, AudioTokenizer, cached_audio, sounds_for
 from helicon.models.audiolm.stage import FOR_CONDITIONER, PAD, Stage
 from helicon.models.audiolm.task import StageTask
 from helicon.models.audiolm.transformers import (
@@ -95,7 +95,8 @@ class StageTrainer(Trainer):
             captions: where the text of a sound is: in the "column" `text_column`, in a file "beside" it, or the name of its "folder".
                 A stage with an audio_conditioner needs none.
             end_prob: how often a crop is the last of its recording.
-            ds_fields: names for the entries of a dataset's tuples, where their types do not tell.
+            ds_fields: names for the entries of a dataset's tuples, where their types do not tell. (Of two waves the first is the
+                raw_wave, the other the raw_wave_for_codec.)
             valid_dataset: another name of val_dataset.
             average_valid_loss_over_grad_accum_every: without effect: a validation is over `val_num_batches` batches.
         """
@@ -140,7 +141,7 @@ class StageTrainer(Trainer):
         has_names = isinstance(batch, Mapping) or self.ds_fields is not None
         by_name = () if has_names else ("condition_ids", FOR_CONDITIONER)
         fields = {name: field for name, field in self.fields.items() if name not in by_name}
-        named = route(batch, fields, self.ds_fields)
+        named = route(batch, fields, self.ds_fields, in_order=WAVES)
         stage = self.unwrapped_stage
         self._check_tokens(named)  # here, where they are on the host yet
         table = stage.transformer.code_table
