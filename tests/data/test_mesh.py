@@ -372,6 +372,18 @@ def test_jitter_moves_each_vertex_a_little(tmp_path: Path):
     assert 0.02 < nearest.max() <= 0.1 * 3**0.5 + 0.01 and len(nearest.unique()) == 8
 
 
+def test_jitter_does_not_tear_a_mesh_apart_whose_file_has_a_vertex_for_each_corner(tmp_path: Path):
+    mesh = trimesh.creation.icosphere(subdivisions=1)
+    mesh.unmerge_vertices()
+    mesh.vertices += np.random.default_rng(0).uniform(-1e-7, 1e-7, mesh.vertices.shape)  # rounded here and there
+    for name in ("x.stl", "x.glb"):
+        folder = tmp_path / name[2:]
+        folder.mkdir()
+        mesh.export(folder / name)
+        sample = seeded(mesh_data(folder, MeshTransform(jitter=0.05)), 0)
+        assert len(sample["vertices"]) == 42 and len(sample["faces"]) == 80 and len(sample["face_edges"]) == 4 * 80
+
+
 def test_a_changed_mesh_that_breaks_the_limits_gives_way_to_the_unchanged_one(tmp_path: Path):
     write(tmp_path, "x.obj", mesh=box(2, 0.001, 1))  # so thin that its narrow sides are gone, until they are jittered
     plain = mesh_data(tmp_path, MeshTransform(7), augment=False)[0]

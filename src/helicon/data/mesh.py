@@ -32,6 +32,7 @@ TEXT_EXTENSIONS = ("obj", "off")
 QUAD_EXTENSIONS = TEXT_EXTENSIONS  # whose quads are kept: the other readers cut them into triangles
 PADDING = -1  # of faces and edges
 CUBE = (-1.0, 1.0)
+PLACES = 2**14  # in half the cube's side: vertices nearer than that are in one place, whatever a file has rounded
 
 # What trimesh raises for damaged and foreign files: its readers are many, and each fails in its own way.
 READING_ERRORS = (
@@ -264,6 +265,13 @@ def checked_mesh(vertices: Tensor, faces: Tensor, name: str) -> Mesh:
     return Mesh(vertices, corners)
 
 
+def _noise_of_places(vertices: Float[Tensor, "v 3"], generator: torch.Generator | None) -> Float[Tensor, "v 3"]:
+    """Numbers from -1 to 1, the same for vertices in one place: many files have a vertex again for each of its faces, and those
+    must not come apart."""
+    places, of_vertex = torch.unique((vertices.double() * PLACES).round(), dim=0, return_inverse=True)
+    return (2 * torch.rand(places.shape, generator=generator, dtype=torch.float64) - 1)[of_vertex]
+
+
 @dataclass(frozen=True)
 class MeshTransform:
     """A mesh to a sample, and how it is changed at random while training.
@@ -333,9 +341,10 @@ class MeshTransform:
         low, high = self.scale
         factors = low + (high - low) * torch.rand(3, generator=generator, dtype=torch.float64)
         angle = math.radians(self.rotation) * (2 * torch.rand((), generator=generator, dtype=torch.float64).item() - 1)
-        noise = 2 * torch.rand(mesh.vertices.shape, generator=generator, dtype=torch.float64) - 1
         vertices = mesh.vertices.double() * (factors if self.scale_per_axis else factors[0])
-        vertices = self._turned(vertices, angle) + self.jitter * noise
+        vertices = self._turned(vertices, angle)
+        if self.jitter:
+            vertices = vertices + self.jitter * _noise_of_places(mesh.vertices, generator)
         return Mesh(vertices / vertices.abs().max().clamp(min=1), mesh.faces)
 
     def _turned(self, vertices: Float[Tensor, "v 3"], angle: float) -> Float[Tensor, "v 3"]:
