@@ -5,6 +5,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
+def check_ids(ids: Int[Tensor, "*b"], count: int, name: str = "token") -> None:
+    """Raises where ids are not 0 to `count` - 1; on a CPU alone, as looking at them elsewhere would make the host wait for the device."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    low, high = (int(value) for value in ids.aminmax())
+    if low < 0 or high >= count:
+        raise ValueError(f"there is no {name} {low if low < 0 else high}: known are 0 to {count - 1}")
+
+
 class CodeVectors(nn.Module):
     """A vector for each code, with which it enters a network and with which it is told from others where it leaves: its own, and that
     of its digits.

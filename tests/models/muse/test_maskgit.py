@@ -200,6 +200,31 @@ def test_it_learns_from_token_ids_without_a_vae():
         maskgit(torch.zeros(2, 3, 4, 4, dtype=torch.long))
 
 
+def test_ids_that_are_no_tokens_are_refused():
+    """(The mask is one: where it is not masked itself, nothing else would tell.)"""
+    maskgit, grid = build(vae=tokenizer()), token_ids().view(3, 4, 4)
+    for wrong in (64, -1):
+        ids = grid.index_fill(1, torch.tensor([2]), wrong)
+        with pytest.raises(ValueError, match=f"no token {wrong}: known are 0 to 63"):
+            maskgit(ids)
+        with pytest.raises(ValueError, match=f"no token {wrong}: known are 0 to 63"):
+            maskgit.generate(images=ids, repaint=torch.ones(3, 4, 4, dtype=torch.bool))
+
+
+def test_texts_and_classes_must_be_as_many_as_pictures():
+    maskgit = build(transformer_options={"t5_name": BYTES})
+    for count in (1, 2):
+        with pytest.raises(ValueError, match=f"{count} texts cannot belong to 3 pictures"):
+            maskgit(token_ids(), texts=TEXTS[:count])
+    maskgit = build(transformer_options={"num_classes": 2}, class_names=["fox", "owl"])
+    named = seeded(maskgit, token_ids(), classes=["owl", "fox", "owl"])
+    torch.testing.assert_close(named, seeded(maskgit, token_ids(), classes=torch.tensor([1, 0, 1])))
+    with pytest.raises(ValueError, match="no class 2: known are 0 to 1"):
+        maskgit(token_ids(), classes=torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match="2 classes cannot belong to 3 pictures"):
+        maskgit(token_ids(), classes=["owl", "fox"])
+
+
 def test_it_learns_the_places_of_one_grid_alone():
     """Others' tokens would be learned at places that are not theirs."""
     maskgit = build(vae=tokenizer())

@@ -280,6 +280,11 @@ def test_options_of_the_layers_reach_them():
             {"conditioning_token_ids": torch.zeros(2, 4, dtype=torch.long)},
             "cond_num_tokens",
         ),
+        (
+            {"condition_on_text": False, "cond_num_tokens": 5},
+            {"conditioning_token_ids": torch.full((2, 4), 5)},
+            "no low-resolution token 5: known are 0 to 4",
+        ),
     ],
 )
 def test_conditions_that_do_not_fit_are_refused(options: dict[str, Any], given: dict[str, Any], said: str):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -128,6 +129,21 @@ def test_grey_images_and_the_wrong_number_of_channels():
     assert vae(pictures(1, 1, 16, 16)).shape == (1, 1, 16, 16)
     with pytest.raises(ValueError, match="images of 1 channels, got 3"):
         vae(pictures(1, 3, 16, 16))
+
+
+def test_what_are_no_images_and_no_codes_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """(A lookup-free code that is none would be decoded as another, in silence.)"""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a user's run has no type checker to catch it
+    for kind in QUANTIZERS.values():
+        vae = tiny(**kind).eval()
+        for wrong in (vae.codebook_size, -1):
+            with pytest.raises(ValueError, match=f"no token {wrong}: known are 0 to {vae.codebook_size - 1}"):
+                vae.decode_from_ids(torch.tensor([[[0, wrong]]]))
+    with pytest.raises(ValueError, match="no grid: give"):
+        vae.decode_from_ids(torch.zeros(1, 4, dtype=torch.long))
+    for images in (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), pictures(3, 16, 16)):
+        with pytest.raises(ValueError, match="floats in"):
+            vae(images)
 
 
 @pytest.mark.parametrize(("height", "width"), [(17, 16), (15, 23), (7, 5)])

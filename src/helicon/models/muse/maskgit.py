@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from helicon.models.muse.generate import Canvas, Decoding, Filler, Reader, Sampler
 from helicon.models.muse.transformer import Context, SelfCritic, Transformer, critic_loss
 from helicon.models.muse.vqgan import VQGanVAE
+from helicon.nn.codes import check_ids
 from helicon.nn.network import Network, named
 from helicon.nn.numbers import check_probabilities
 from helicon.nn.sampling import sample_gumbel
@@ -211,6 +212,7 @@ class MaskGit(Network):
                 f"integers of shape {tuple(images_or_ids.shape)} are neither token ids [b, n] or [b, h, w] nor pictures, "
                 f"which are floats in [0, 1]"
             )
+        check_ids(images_or_ids, self.transformer.num_tokens)
         return images_or_ids
 
     def _check_grid(self, *grid: int) -> None:
@@ -294,7 +296,7 @@ class MaskGit(Network):
     ) -> Tensor | Losses:
         """The loss, or with `return_losses` its parts too.
 
-        `condition` may hold text_mask, text_ids and classes, as for the transformer. `ignore_index` is any integer that is no
+        `condition` may hold text_mask, text_ids and classes, as for the transformer; classes also by name. `ignore_index` is any integer that is no
         token. `sample_temperature` is that of the tokens the critic is shown; by default random for each batch.
         """
         ids = self._ids(images_or_ids)
@@ -303,7 +305,10 @@ class MaskGit(Network):
         low = self._low_resolution_ids(images_or_ids, cond_images, cond_token_ids)
         drop = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
         given = {"texts": texts, "text_embeds": text_embeds, **condition}
-        self.transformer.check_condition(drop, **given)
+        classes = given.get("classes")
+        if classes is not None and not isinstance(classes, Tensor):
+            given["classes"] = torch.tensor(self.class_numbers(classes), device=ids.device)
+        self.transformer.check_condition(len(ids), drop, **given)
         keep = self.transformer.draw_keep(len(ids), drop)
         given |= {"conditioning_token_ids": low, "keep": keep}
         context = self.transformer.context(**given) or self.transformer.no_context(len(ids))
@@ -494,7 +499,7 @@ class MaskGit(Network):
                 "a mask of numbers [b, 1, h, w] becomes one by mask[:, 0] > 0.5"
             )
         images, repaint = images.to(self.device), repaint.to(self.device)
-        ids = self.tokenize(images) if images.is_floating_point() else images
+        ids = self._ids(images)
         self._check_grid(*ids.shape[1:])
         if images.shape[-2:] != repaint.shape[-2:]:
             raise ValueError(f"repaint is {tuple(repaint.shape[-2:])} and the pictures are {tuple(images.shape[-2:])}")

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from helicon.models.text.conditioning import Context, TextConditioned, stacked
 from helicon.nn.attention import ContextKeys
-from helicon.nn.codes import CodeVectors
+from helicon.nn.codes import CodeVectors, check_ids
 from helicon.nn.network import Network
 from helicon.nn.sampling import guide
 from helicon.nn.transformer import FeedForward, run_layer
@@ -208,6 +208,7 @@ class Transformer(TextConditioned, Guided):
                 f"{ids.shape[1]} low-resolution tokens are no square: give them as [batch, height, width], not in a row"
             )
         embed = self.token_emb if self.cond_emb is None else self.cond_emb
+        check_ids(ids, embed.num_codes, "low-resolution token")
         embeddings = embed(ids) + place_features(height, width, self.dim, ids.device).to(embed.own.weight.dtype)
         return Context(embeddings, torch.ones_like(ids, dtype=torch.bool))
 
@@ -248,7 +249,7 @@ class Transformer(TextConditioned, Guided):
     ) -> Float[Tensor, "b n d"]:
         """What the layers make of the tokens: all but the last step, the logits. See `forward`."""
         if context is None:
-            self.check_condition(cond_drop_prob, **condition)
+            self.check_condition(len(x), cond_drop_prob, **condition)
             context = self.context(**condition, keep=self.draw_keep(len(x), cond_drop_prob)) or self.no_context(len(x))
         embeddings = self.token_emb(x)
         if self.self_cond_to_init_embed is not None:
@@ -308,11 +309,19 @@ class Transformer(TextConditioned, Guided):
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=ignore_index)
         return (loss, logits) if return_logits else loss
 
-    def check_condition(self, cond_drop_prob: float = 0.0, **condition: Any) -> None:
-        """Raises where a condition this network was built for is missing: it would learn without it and say nothing."""
+    def check_condition(self, rows: int, cond_drop_prob: float = 0.0, **condition: Any) -> None:
+        """Raises where a condition this network was built for is missing (it would learn without it and say nothing), or is not
+        that of so many pictures."""
         self.check_texts(cond_drop_prob, **condition)
-        if self.class_emb is not None and condition.get("classes") is None and cond_drop_prob < 1:
+        classes = condition.get("classes")
+        if self.class_emb is not None and classes is None and cond_drop_prob < 1:
             raise ValueError("this network is conditioned on classes: give classes (or cond_drop_prob=1 for none)")
+        for name in ("texts", "text_embeds", "text_ids", "classes"):
+            given = condition.get(name)
+            if given is not None and not isinstance(given, str) and len(given) != rows:
+                raise ValueError(f"{len(given)} {name} cannot belong to {rows} pictures: give one for each")
+        if self.class_emb is not None and classes is not None:
+            check_ids(classes, self.class_emb.num_embeddings, "class")
 
     def forward_with_cond_scale(
         self,

@@ -26,6 +26,7 @@ from helicon.models.muse import losses
 from helicon.models.muse.discriminator import Discriminator
 from helicon.models.muse.layers import ChannelNorm, GatedResidualBlock, ImageConv, PositionAttention, ResidualBlock
 from helicon.models.muse.perceptual import PerceptualLoss
+from helicon.nn.codes import check_ids
 from helicon.nn.network import Network
 from helicon.quantize.base import Quantized
 from helicon.quantize.finite_scalar import FiniteScalarQuantizer
@@ -115,6 +116,10 @@ class Autoencoder(nn.Module):
     def encode(self, images: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b d code_h code_w"], Quantized]:
         """The quantized feature map, and how it came about. Sides that the code grid does not divide are padded."""
         channels = self.encoder.first.in_channels
+        if images.ndim != 4 or not images.is_floating_point():
+            raise ValueError(
+                f"images must be floats in [0, 1] of shape [b, c, h, w], and these are {images.dtype} {list(images.shape)}"
+            )
         if images.shape[1] != channels:
             raise ValueError(f"this autoencoder takes images of {channels} channels, got {images.shape[1]}")
         height, width = images.shape[-2:]
@@ -274,6 +279,9 @@ class VQGanVAE(Network):
         return self.autoencoder.decoder(fmap)[0]
 
     def decode_from_ids(self, ids: Int[Tensor, "b code_h code_w"]) -> Float[Tensor, "b c h w"]:
+        if ids.ndim != 3:
+            raise ValueError(f"ids of shape {list(ids.shape)} are no grid: give [b, h, w], as encode does")
+        check_ids(ids, self.codebook_size)  # signs would be made of any number
         return self.autoencoder.decode_ids(ids)
 
     def forward(
