@@ -114,7 +114,7 @@ def test_several_are_a_grid_with_a_column_for_each_text(made: Path) -> None:
     height = sheet.shape[0] // 3
     assert sheet.shape[1] == 2 * 128 + 6
     for number, picture in enumerate(enlarged):
-        top, left = (number // 2) * (height + 2), (number % 2) * 134
+        top, left = (number // 2) * height, (number % 2) * 134
         assert (sheet[top : top + 128, left : left + 128] == picture).all(), number
 
 

@@ -21,6 +21,12 @@ def test_pictures_stand_in_rows_with_their_captions_below():
     assert below.any() and not ink[:, MIN_WIDTH : MIN_WIDTH + GAP].any()
 
 
+def test_what_hangs_below_a_line_is_not_cut_off():
+    rows = [torch.zeros(1, 3, 8, 8)] * 2
+    above, last = np.split(np.asarray(contact_sheet(rows, ["a gypsy"])), 2)
+    assert (above == last).all() and (last[-1] == 255).all()
+
+
 def test_large_pictures_keep_their_size_and_long_captions_end():
     sheet = contact_sheet([torch.rand(1, 1, 150, 200)], ["word " * 500])
     assert sheet.width == 200 and sheet.height < 150 + 100

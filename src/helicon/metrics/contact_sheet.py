@@ -35,7 +35,8 @@ def contact_sheet(rows: Sequence[Float[Tensor, "b c _ _"]], captions: Sequence[s
     line_height = FONT_SIZE + 3
     below = GAP + max(map(len, lines), default=0) * line_height
     heights = [max(picture.height for picture in row) + below for row in pictures]
-    sheet = Image.new("RGB", (len(captions) * (width + GAP) - GAP, sum(heights) - GAP), "white")
+    # (The gap at the bottom stays: it is what the last line's letters hang into.)
+    sheet = Image.new("RGB", (len(captions) * (width + GAP) - GAP, sum(heights)), "white")
     draw = ImageDraw.Draw(sheet)
     top = 0
     for row, height in zip(pictures, heights, strict=True):
