@@ -27,6 +27,11 @@ def test_what_hangs_below_a_line_is_not_cut_off():
     assert (above == last).all() and (last[-1] == 255).all()
 
 
+def test_what_is_transparent_lies_on_white():
+    sheet = np.asarray(contact_sheet([torch.zeros(1, 4, 8, 8)], ["a"]))
+    assert (sheet[:MIN_WIDTH] == 255).all()
+
+
 def test_large_pictures_keep_their_size_and_long_captions_end():
     sheet = contact_sheet([torch.rand(1, 1, 150, 200)], ["word " * 500])
     assert sheet.width == 200 and sheet.height < 150 + 100

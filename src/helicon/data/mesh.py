@@ -268,8 +268,9 @@ def checked_mesh(vertices: Tensor, faces: Tensor, name: str) -> Mesh:
 def _noise_of_places(vertices: Float[Tensor, "v 3"], generator: torch.Generator | None) -> Float[Tensor, "v 3"]:
     """Numbers from -1 to 1, the same for vertices in one place: many files have a vertex again for each of its faces, and those
     must not come apart."""
-    places, of_vertex = torch.unique((vertices.double() * PLACES).round(), dim=0, return_inverse=True)
-    return (2 * torch.rand(places.shape, generator=generator, dtype=torch.float64) - 1)[of_vertex]
+    x, y, z = (vertices.double() * PLACES).round().long().unbind(dim=1)
+    places, of_vertex = torch.unique((z * 4 * PLACES + y) * 4 * PLACES + x, return_inverse=True)
+    return (2 * torch.rand(len(places), 3, generator=generator, dtype=torch.float64) - 1)[of_vertex]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def contact_sheet(rows: Sequence[Float[Tensor, "b c _ _"]], captions: Sequence[s
     for row, height in zip(pictures, heights, strict=True):
         for column, picture in enumerate(row):
             left = column * (width + GAP)
-            sheet.paste(picture, (left, top))
+            sheet.paste(picture, (left, top), picture)  # through its transparency, if it has some
             for number, line in enumerate(lines[column]):
                 draw.text((left, top + picture.height + 2 + number * line_height), line, fill="black", font=font)
         top += height
@@ -87,7 +87,7 @@ def below_each_other(parts: Sequence[Image.Image], gap: int = GAP) -> Image.Imag
 def _enlarged(picture: Image.Image, width: int) -> Image.Image:
     """By a whole number, so that every pixel stays a square, and at most to `width`."""
     factor = max(1, width // picture.width)
-    return picture.convert("RGB").resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    return picture.convert("RGBA").resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
 def _wrapped(text: str, font: Font, width: int) -> list[str]:

@@ -4,10 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import helicon
 from helicon.models.muse.maskgit import MaskGit
-from helicon.models.muse.pictures import PictureMaker
+from helicon.models.muse.pictures import Picture, PictureMaker
 from helicon.models.muse.pipeline import Muse, pil_images
 from helicon.models.muse.transformer import MaskGitTransformer
 from helicon.models.muse.vqgan import VQGanVAE
@@ -100,3 +101,14 @@ def test_negative_texts_that_tell_pictures_apart_are_among_the_words_of_each():
     maker = make("b", "c")
     assert maker.prompts == ["a, not b", "a, not c"] and len(maker.make([0, 1], seed=0)) == 2
     assert make("b").prompts == ["a"]
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [(".png", "RGBA"), (".jpg", "RGB"), (".webp", "RGBA")])
+def test_a_transparent_picture_is_written_on_white_where_its_file_has_no_transparency(
+    tmp_path: Path, suffix: str, mode: str
+):
+    Picture(torch.zeros(4, 8, 8)).write(tmp_path / f"made{suffix}")
+    with Image.open(tmp_path / f"made{suffix}") as picture:
+        assert picture.mode == mode and picture.convert("RGBA").getpixel((4, 4))[:3] == (
+            (255,) * 3 if mode == "RGB" else (0,) * 3
+        )

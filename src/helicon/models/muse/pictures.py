@@ -38,7 +38,10 @@ class Picture:
     pixels: Float[Tensor, "c h w"]
 
     def write(self, path: Path) -> None:
-        pil_images(self.pixels[None])[0].save(path)
+        (picture,) = pil_images(self.pixels[None])
+        if picture.mode == "RGBA" and path.suffix.lower() in (".jpg", ".jpeg"):
+            picture = to_channels(picture, 3)  # of which a jpeg has no more
+        picture.save(path)
 
 
 def _with_options_of_maskgit(constructor: Callable[..., Any]) -> inspect.Signature:
