@@ -33,6 +33,11 @@ GOLDEN_PRIME = 2654435761  # near 2^32 / golden ratio: its multiples, taken modu
 GOLDEN_WEYL = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, as a signed integer
 
 
+def _may_start_from_data(quantizer: nn.Module, _: object) -> None:
+    """(No lambda: a network that another process is given is pickled, with its hooks.)"""
+    quantizer.starts_from_data = True  # type: ignore[assignment]
+
+
 class VectorQuantizer(RowQuantizer):
     """Features `[b, ..., d]` to codes `[b, ...]`. The loss is the commitment (and, by gradient, the codebook) loss.
 
@@ -109,7 +114,7 @@ class VectorQuantizer(RowQuantizer):
         # that is the only one of its kind is not worth compiling.)
         self.starts_from_data = kmeans_init
         if kmeans_init:
-            self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "starts_from_data", True))
+            self.register_load_state_dict_post_hook(_may_start_from_data)
 
     def quantize_rows(self, rows: Float[Tensor, "r c"], keep: Bool[Tensor, " r"]) -> QuantizedRows:
         rows = self._comparable(rows)

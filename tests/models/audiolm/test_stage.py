@@ -1,6 +1,7 @@
 """What the stages share: tokens of sounds, whose networks stay as they are; ends; losses of real tokens alone."""
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_semantic_tokens_come_in_rows() -> None:
         stage = KINDS["semantic"].stage(unique_consecutive=unique_consecutive)
         with pytest.raises(ValueError, match=r"semantic tokens of shape \[6\] are not \[b, n\]: give rows"):
             stage.deduplicated(torch.arange(6))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stage_can_be_sent_to_another_process(name: str) -> None:
+    stage = stage_with_codec(name)
+    sent = pickle.loads(pickle.dumps(stage))
+    given = {"raw_wave": chirps(LENGTHS, 16000 if "wav2vec" in stage.frozen else 8000)}
+    if len(stage.frozen) == 2:
+        given["raw_wave_for_codec"] = chirps(LENGTHS)
+    assert torch.equal(sent(**given, return_loss=True), stage(**given, return_loss=True))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -1,4 +1,5 @@
 import inspect
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,26 @@ def test_what_is_saved_is_what_is_loaded(options: dict[str, Any]):
     other = tiny(**options)
     other.load_from_trainer_saved_obj("saved")
     assert torch.equal(other.eval()(sound(), return_recons_only=True), model(sound(), return_recons_only=True))
+
+
+@each_quantizer
+def test_a_codec_can_be_sent_to_another_process(options: dict[str, Any]):
+    """In a user's dataset, which processes read: where they are spawned, it is pickled. As good as a copy, and it learns on."""
+    model = tiny(**options)
+    model(sound()).backward()
+    torch.manual_seed(3)
+    sent = pickle.loads(pickle.dumps(model))  # which draws no random number
+    learned = sent(sound(seed=2))
+    torch.manual_seed(3)
+    assert torch.equal(learned, model(sound(seed=2)))
+    assert unchanged(sent, state(model))
+    for copied in (sent, model):
+        copied.zero_grad()
+        copied(sound(), return_discr_loss=True).backward()
+    expected = {name: p.grad for name, p in model.discriminators.named_parameters()}
+    assert all(torch.equal(p.grad, expected[name]) for name, p in sent.discriminators.named_parameters())
+    sent.load_state_dict(tiny(**options).state_dict())
+    assert unchanged(sent, state(tiny(**options)))
 
 
 def test_the_presets():

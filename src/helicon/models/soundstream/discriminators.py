@@ -12,7 +12,7 @@ and then the imaginary ones.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -46,6 +46,24 @@ class Discriminators(nn.Module):
         return {name: Judgement(logits.float(), features) for name, (logits, features) in judgements.items()}
 
 
+class NormedConv2d(nn.Conv2d):
+    """A convolution with weight normalization (Salimans and Kingma 2016, arXiv:1602.07868), which torch's own would not let be
+    pickled: a codec in a user's dataset is sent to the processes that read data."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        weight_norm(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # (The hook is a local function of torch's, and a new module has its own.)
+        return _empty_conv, (), {k: v for k, v in self.__dict__.items() if k != "_load_state_dict_pre_hooks"}
+
+
+def _empty_conv() -> NormedConv2d:
+    """What a pickle fills in. (On no device, so that no random number is drawn.)"""
+    return NormedConv2d(1, 1, 1, device="meta")
+
+
 class PeriodDiscriminator(nn.Module):
     """The wave folded into columns of `period` samples: each column of the fold holds every `period`-th sample."""
 
@@ -55,10 +73,10 @@ class PeriodDiscriminator(nn.Module):
         widths = [input_channels, *(channels * 2**level for level in range(5))]
         strides = (3, 3, 3, 3, 1)
         self.layers = nn.ModuleList(
-            weight_norm(nn.Conv2d(width_in, width_out, (5, 1), (stride, 1), padding=(2, 0)))
+            NormedConv2d(width_in, width_out, (5, 1), (stride, 1), padding=(2, 0))
             for width_in, width_out, stride in zip(widths[:-1], widths[1:], strides, strict=True)
         )
-        self.to_logits = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
+        self.to_logits = NormedConv2d(widths[-1], 1, (3, 1), padding=(1, 0))
 
     def forward(self, audio: Float[Tensor, "b c n"]) -> Judgement:
         padded = F.pad(audio, (0, -audio.shape[-1] % self.period))
@@ -76,7 +94,7 @@ class BandDiscriminator(nn.Module):
         if len(set(self.edges)) < len(BANDS):
             raise ValueError(f"a window of {window} samples has too few frequencies for {len(BANDS) - 1} bands")
         self.bands = nn.ModuleList(_band_layers(2 * input_channels, channels) for _ in BANDS[1:])
-        self.to_logits = weight_norm(nn.Conv2d(channels, 1, 3, padding=1))
+        self.to_logits = NormedConv2d(channels, 1, 3, padding=1)
 
     def forward(self, audio: Float[Tensor, "b c n"]) -> Judgement:
         spectrum = complex_spectrum(audio, self.window)
@@ -92,10 +110,9 @@ class BandDiscriminator(nn.Module):
 
 def _band_layers(width_in: int, channels: int) -> nn.ModuleList:
     """Over time and frequency; frequencies are halved three times."""
-    first = nn.Conv2d(width_in, channels, (3, 9), padding=(1, 4))
-    halving = [nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(1, 4)) for _ in range(3)]
-    last = nn.Conv2d(channels, channels, 3, padding=1)
-    return nn.ModuleList(map(weight_norm, [first, *halving, last]))
+    first = NormedConv2d(width_in, channels, (3, 9), padding=(1, 4))
+    halving = [NormedConv2d(channels, channels, (3, 9), (1, 2), padding=(1, 4)) for _ in range(3)]
+    return nn.ModuleList([first, *halving, NormedConv2d(channels, channels, 3, padding=1)])
 
 
 class WaveDiscriminator(nn.Module):
