@@ -35,7 +35,7 @@ from helicon.data.files import read_manifest
 from helicon.data.split import split_indices
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.engine.trainer import Trainer
-from helicon.metrics.audio import log_mel_distance, si_sdr
+from helicon.metrics.audio import is_silent, log_mel_distance, si_sdr
 from helicon.metrics.codes import code_counts, usage
 from helicon.models.soundstream.task import spectrogram_grid, write_wave
 
@@ -97,30 +97,40 @@ def judge(
     codec: SoundStream, held_out: Sequence[Tensor], device: torch.device, written: int
 ) -> tuple[dict[str, Any], list[Any]]:
     """The quality of whole recordings, and the first of them with their reconstructions."""
-    found: dict[str, list[float]] = {"SI-SDR, dB": [], "log-mel distance": [], "PESQ": []}
+    found: dict[str, list[float | None]] = {"SI-SDR, dB": [], "log-mel distance": [], "PESQ": []}
     rows, codes = [], []
-    seconds: list[list[tuple[float, float]]] = [[] for _ in range(int(LONGEST))]
+    seconds: list[list[tuple[float | None, float]]] = [[] for _ in range(int(LONGEST))]
     for wave in held_out:
         audio = wave[: round(LONGEST * codec.sample_hz)].to(device).float()[None, None] / 2**15
         coded = codec.encode(audio)
         rebuilt = codec.decode(coded)[..., : audio.shape[-1]]
         codes.append(coded[0].cpu())
-        found["SI-SDR, dB"].append(si_sdr(rebuilt, audio).item())
+        found["SI-SDR, dB"].append(_decibels(rebuilt, audio))
         found["log-mel distance"].append(log_mel_distance(rebuilt, audio, codec.sample_hz).item())
         parts = zip(rebuilt.split(codec.sample_hz, dim=-1), audio.split(codec.sample_hz, dim=-1), strict=True)
         for second, (made, real) in zip(seconds, parts, strict=False):
             if real.shape[-1] == codec.sample_hz:
-                second.append((si_sdr(made, real).item(), log_mel_distance(made, real, codec.sample_hz).item()))
+                second.append((_decibels(made, real), log_mel_distance(made, real, codec.sample_hz).item()))
         found["PESQ"] += _pesq(audio[0, 0], rebuilt[0, 0], codec.sample_hz)
         if len(rows) < written:
             rows.append({"original": audio[0].cpu(), "rebuilt": rebuilt[0].cpu()})
-    numbers: dict[str, Any] = {name: sum(values) / len(values) if values else None for name, values in found.items()}
+    numbers: dict[str, Any] = {name: _mean(values) for name, values in found.items()}
     used = usage(code_counts(torch.cat(codes), codec.codebook_size))
     numbers |= {"codebook use": used["codebook_use"].item(), "perplexity": used["perplexity"].item()}
     for place, name in enumerate(("SI-SDR", "log-mel distance")):
-        means = [sum(pair[place] for pair in second) / len(second) for second in seconds if second]
-        numbers[f"{name} of each second"] = ", ".join(f"{mean:.2f}" for mean in means)
+        means = [_mean([pair[place] for pair in second]) for second in seconds if second]
+        numbers[f"{name} of each second"] = ", ".join("silent" if mean is None else f"{mean:.2f}" for mean in means)
     return numbers, rows
+
+
+def _decibels(made: Tensor, real: Tensor) -> float | None:
+    """SI-SDR; there is none of silence."""
+    return None if is_silent(real).item() else si_sdr(made, real).item()
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _pesq(real: Tensor, made: Tensor, hz: int) -> list[float]:

@@ -23,6 +23,7 @@ from helicon.data.synthetic_meshes import SyntheticMeshes
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.data.synthetic_speech import SyntheticSpeech
 from helicon.models.meshgpt.assemble import mesh_report, write_mesh
+from models.soundstream.tiny import sound, tiny
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
@@ -147,6 +148,22 @@ def test_a_mesh_experiment_says_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1 and "0 meshes of at most 5 faces, too few: raise --max-faces" in done.stderr
     done = run("meshgpt.py", "--only", "autoencoder", "--what", "generate")
     assert done.returncode == 2 and "makes no meshes by itself" in done.stderr
+
+
+def test_silence_has_no_decibels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have -100 of them, in a mean with those of sounds."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import speech
+
+    codec = tiny().eval()
+    wave = torch.cat((sound(1, 8000)[0], torch.zeros(8000), sound(1, 8000, seed=3)[0]))
+    waves = [(part * 2**15).short() for part in (wave, wave[8000:16000])]
+    numbers, _ = speech.judge(codec, waves, torch.device("cpu"), written=0)
+    seconds = numbers["SI-SDR of each second"].split(", ")
+    assert seconds[1] == "silent" and all(float(second) > -99 for second in (seconds[0], seconds[2]))
+    assert "silent" not in numbers["log-mel distance of each second"]
+    alone, _ = speech.judge(codec, waves[:1], torch.device("cpu"), written=0)
+    assert numbers["SI-SDR, dB"] == alone["SI-SDR, dB"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from transformers.audio_utils import mel_filter_bank
 from helicon.data.synthetic_sounds import SyntheticSounds
 from helicon.metrics.audio import (
     describe_sound,
+    is_silent,
     log_mel_distance,
     mel_filterbank,
     mel_spectrogram,
@@ -171,6 +172,19 @@ def test_si_sdr_is_the_formula_and_knows_no_scale():
     assert si_sdr(targets, targets).tolist() == [100.0] * 3
     assert si_sdr(torch.zeros(1, 9), sounds(0, 1, 9)).isfinite().all()
     assert si_sdr(sounds(0, 1, 9), torch.zeros(1, 9)).item() == -100
+
+
+def test_silence_is_what_sixteen_bits_hold_as_one_number():
+    wave = sounds(3, 4, 60).reshape(2, 2, 60)
+    step = 2**-15
+    assert is_silent(0 * wave).all() and is_silent(0 * wave + 0.3).all() and not is_silent(wave).any()
+    assert is_silent(0.4 * step * wave.clamp(-1, 1) - 0.1).all()
+    click = torch.zeros(2, 2, 60)
+    click[1, 1, 40] = step
+    assert is_silent(click).tolist() == [True, False]
+    click[1, 1, 41:] = torch.nan
+    for length, expected in ((41, False), (40, True)):  # padding may hold anything
+        assert is_silent(click, torch.tensor([60, length])).tolist() == [True, expected]
 
 
 @pytest.mark.parametrize("channels", [(), (2,)])

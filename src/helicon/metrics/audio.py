@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
@@ -150,15 +150,27 @@ def si_sdr(
 ) -> Float[Tensor, "b"]:
     """Scale-invariant signal-to-distortion ratio in decibels (Le Roux et al. 2019, arXiv:1811.02508), from -100 to 100.
 
+    Of a target that is silent it is -100, which says nothing: leave such sounds out of a mean (`is_silent`).
+
     With both made zero-mean: 10 log10(|a target|^2 / |a target - audio|^2), a = <audio, target> / |target|^2.
     """
-    count = targets.shape[-1] if lengths is None else lengths.reshape(-1, *[1] * (targets.ndim - 1))
-    a, b = (_without_padding(x.double(), lengths) for x in (audio, targets))
-    a, b = (_without_padding(x - x.sum(dim=-1, keepdim=True) / count, lengths).flatten(1) for x in (a, b))
+    a, b = (_centred(x, lengths).flatten(1) for x in (audio, targets))
     tiny = torch.finfo(b.dtype).tiny
     projection = b * ((a * b).sum(dim=1) / b.square().sum(dim=1).clamp(min=tiny))[:, None]
     signal, distortion = projection.square().sum(dim=1), (projection - a).square().sum(dim=1)
     return (10 * torch.log10(signal.clamp(min=tiny) / distortion.clamp(min=tiny))).clamp(-100, 100).float()
+
+
+def is_silent(audio: Float[Tensor, "b *c n"], lengths: Int[Tensor, "b"] | None = None) -> Bool[Tensor, "b"]:
+    """Whether a sound never leaves its mean by half a step of 16 bits: then there is no signal, and no SI-SDR to be had."""
+    return (_centred(audio, lengths).abs() < 2**-16).flatten(1).all(dim=1)
+
+
+def _centred(audio: Float[Tensor, "b *c n"], lengths: Int[Tensor, "b"] | None) -> Float[Tensor, "b *c n"]:
+    """With a mean of zero, in float64; zeros where there is padding."""
+    count = audio.shape[-1] if lengths is None else lengths.reshape(-1, *[1] * (audio.ndim - 1))
+    wide = _without_padding(audio.double(), lengths)
+    return _without_padding(wide - wide.sum(dim=-1, keepdim=True) / count, lengths)
 
 
 def _without_padding(audio: Float[Tensor, "b *c n"], lengths: Int[Tensor, "b"] | None) -> Float[Tensor, "b *c n"]:

@@ -172,14 +172,30 @@ def test_validation_measures_the_reconstruction_alone():
         reconstructed = model(audio, return_recons_only=True)
     terms = model.loss.distances(reconstructed, audio)
     torch.testing.assert_close(loss.total, model.loss.total(terms))
-    torch.testing.assert_close(loss.parts["si_sdr"], si_sdr(reconstructed, audio).mean())
     torch.testing.assert_close(loss.parts["log_mel_distance"], log_mel_distance(reconstructed, audio, HZ).mean())
     codes = model.encode(audio)
     assert loss.counts["codes"].sum(dim=1).tolist() == [codes[..., 0].numel()] * codes.shape[-1]
     used = SoundStreamTask(model).summary(loss.counts)
+    torch.testing.assert_close(used["si_sdr"], si_sdr(reconstructed, audio).mean())
     assert 0 < used["codebook_use"] <= 1 <= used["perplexity"] <= 16
     assert not {"adversarial", "feature", "quantizer"} & loss.parts.keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_silence_has_no_share_in_the_mean_of_the_decibels():
+    """Each silent clip would put -100 into it. The mean is over the sounds of all batches, however they are spread."""
+    task, audio = SoundStreamTask(tiny().eval()), sound(3)
+    lengths = torch.tensor([205, 120, 80, 205])
+    given = {"audio": torch.cat((audio, torch.zeros(1, 205))), "audio_lengths": lengths}
+    given["audio"][2, :80] = 0.2  # no sound either, and what is padding does not matter
+    with torch.no_grad():
+        made = task.forward(given)
+        expected = si_sdr(made.reconstruction.audio, made.target, lengths)[:2].mean()
+        parts = [task.validate({name: value[rows] for name, value in given.items()}) for rows in ([0], [1, 2], [3])]
+        summed = {name: sum(loss.counts[name] for loss in parts) for name in parts[0].counts}
+        silent = task.validate({name: value[2:] for name, value in given.items()})
+    torch.testing.assert_close(task.summary(summed)["si_sdr"], expected)
+    assert "si_sdr" not in task.summary(silent.counts) and silent.total.isfinite()
 
 
 # ---------------------------------------------------------------------------------------------- samples

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from helicon.engine.task import Batch, Loss, Task, Update, without_texts
-from helicon.metrics.audio import log_mel_distance, si_sdr, spectrogram_image
+from helicon.metrics.audio import is_silent, log_mel_distance, si_sdr, spectrogram_image
 from helicon.metrics.codes import code_counts, usage
 from helicon.models.soundstream.layers import LocalAttention, Snake
 from helicon.models.soundstream.losses import PENALTY, Judgements, total_of_discriminators, without_padding
@@ -173,16 +173,18 @@ class SoundStreamTask(AdversarialSoundTask):
         outputs = self.forward(batch)
         audio, codes = outputs.reconstruction.audio, outputs.reconstruction.quantized.codes
         terms = self.model.loss.distances(audio, outputs.target, outputs.lengths)
-        hz = self.model.sample_hz
-        quality = {
-            "si_sdr": si_sdr(audio, outputs.target, outputs.lengths).mean(),
-            "log_mel_distance": log_mel_distance(audio, outputs.target, hz, outputs.lengths).mean(),
+        distance = log_mel_distance(audio, outputs.target, self.model.sample_hz, outputs.lengths).mean()
+        is_heard = ~is_silent(outputs.target, outputs.lengths)
+        decibels = torch.where(is_heard, si_sdr(audio, outputs.target, outputs.lengths), 0.0)
+        counts = {
+            "codes": code_counts(codes, self.model.codebook_size),
+            "si_sdr": torch.stack([decibels.sum(), is_heard.sum()]),  # of how many sounds: those that are not silent
         }
-        counts = {"codes": code_counts(codes, self.model.codebook_size)}
-        return Loss(self.model.loss.total(terms), {**terms, **quality}, counts)
+        return Loss(self.model.loss.total(terms), {**terms, "log_mel_distance": distance}, counts)
 
     def summary(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return usage(counts["codes"])
+        decibels, num_heard = counts["si_sdr"]
+        return usage(counts["codes"]) | ({"si_sdr": decibels / num_heard} if num_heard > 0 else {})
 
 
 def sound_files(
