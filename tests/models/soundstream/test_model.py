@@ -82,6 +82,21 @@ def test_every_clip_has_a_length():
     assert tiny().encode(sound()[0], torch.tensor([50])).shape[0] == 1
 
 
+@pytest.mark.parametrize("input_sample_hz", [None, 2 * HZ])
+def test_no_clip_is_longer_than_the_batch(input_sample_hz: int | None):
+    """A length at another rate than that of the audio would pass for padding that is none, or sound that is cut off."""
+    model, whole = tiny(), torch.tensor([205, 0])
+    for encode in (model.encode, model.encode_latents):
+        for length in (206, -1):
+            with pytest.raises(ValueError, match=f"row 1 cannot have a length of {length}: the rows have 205; lengths"):
+                encode(sound(), torch.tensor([205, length]), input_sample_hz)
+        assert len(encode(sound(), whole, input_sample_hz)) == 2
+    latents = torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match="row 0 cannot have a length of 6: the rows have 5"):
+        model.decode_latents(latents, torch.tensor([6, 5]))
+    assert model.decode_latents(latents, torch.tensor([5, 0]))[1].abs().max() == 0
+
+
 # ---------------------------------------------------------------------------------------------- what forward gives
 
 

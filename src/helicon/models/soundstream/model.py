@@ -40,6 +40,7 @@ from helicon.models.soundstream.losses import (
 )
 from helicon.models.soundstream.stream import CodecStream
 from helicon.nn.conv import PadMode
+from helicon.nn.lengths import check_lengths
 from helicon.nn.network import Network
 from helicon.nn.numbers import check_counts
 from helicon.nn.resample import resample
@@ -356,6 +357,7 @@ class SoundStream(Network):
     @torch.no_grad()
     def decode_latents(self, latents: Float[Tensor, "b t d"], lengths: Lengths | None = None) -> Float[Tensor, "b c n"]:
         """Audio of latents, of which the first `lengths` of each clip count."""
+        check_lengths(lengths, latents.shape[1])
         with self._evaluating():
             audio = self.autoencoder.decode(latents)
         return without_padding(audio, None if lengths is None else lengths * self.downsample_factor)
@@ -385,6 +387,7 @@ class SoundStream(Network):
         count = 1 if audio.ndim == 1 else len(audio)
         if lengths is not None and lengths.shape != (count,):
             raise ValueError(f"lengths of shape {list(lengths.shape)} do not fit {count} clips: give one for each")
+        check_lengths(lengths, audio.shape[-1])
         if lengths is not None and input_sample_hz is not None:
             audio = without_padding(self.process_input(audio), lengths)  # before its neighbours can hear it
             lengths = -(-lengths * self.sample_hz // input_sample_hz)  # as `resample` makes them
