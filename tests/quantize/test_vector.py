@@ -155,6 +155,41 @@ def test_more_dead_codes_than_rows_makes_no_twins() -> None:
     assert len(quantizer.codebook.unique(dim=0)) == 9
 
 
+@pytest.mark.parametrize(("mean", "decay"), [(0.05, 0.95), (0.3, 0.95), (0.3, 0.8), (1.0, 0.9)])
+def test_codes_of_an_even_share_are_rarely_taken_for_dead(mean: float, decay: float) -> None:
+    """By trial, with averages of numbers of rows at random: once in a thousand times, or a few."""
+    torch.manual_seed(0)
+    quantizer = VectorQuantizer(1, 10_000, decay=decay, threshold_ema_dead_code=2)
+    found = []
+    for step in range(round(16 / (1 - decay))):
+        quantizer.cluster_size.lerp_(torch.poisson(torch.full((10_000,), mean)), 1 - decay)
+        if step >= 8 / (1 - decay):
+            found.append((quantizer.cluster_size < quantizer._dead_below()[0]).float().mean())
+    assert 3e-4 < torch.stack(found).mean() < 3e-3
+
+
+@pytest.mark.parametrize(("threshold", "decay", "mean"), [(0.2, 0.95, 0.51), (2, 0.95, 3.2), (2, 0.8, 4)])
+def test_the_threshold_is_as_given_where_batches_are_large(threshold: float, decay: float, mean: float) -> None:
+    quantizer = VectorQuantizer(1, 8, decay=decay, threshold_ema_dead_code=threshold)
+    quantizer.cluster_size.copy_(torch.linspace(0, 2 * mean, 8))
+    assert [size.item() for size in quantizer._dead_below()] == pytest.approx([threshold] * 2)
+
+
+def test_small_batches_leave_codes_in_use_where_they_are() -> None:
+    """Six rows a step for 64 codes are 0.09 for each: all codes of an even share are below the threshold, and move in turn."""
+    torch.manual_seed(0)
+    centres = 10 * torch.randn(64, 8)
+    quantizer = VectorQuantizer(8, 64, decay=0.95, threshold_ema_dead_code=0.2)
+    quantizer.codebook.copy_(centres)
+    quantizer.codebook[0] = 1000.0  # but this one is in no use
+    quantizer.cluster_sum.copy_(quantizer.codebook)
+    for _ in range(300):
+        quantizer(centres[torch.randint(1, 64, (6,))][None])
+    kept = (quantizer.codebook - centres).norm(dim=-1)[1:] < 1
+    assert kept.float().mean() > 0.95
+    assert torch.cdist(quantizer.codebook[:1], centres[1:]).min() < 1
+
+
 def test_sampled_codes_follow_the_softmax_of_distances() -> None:
     torch.manual_seed(0)
     quantizer = VectorQuantizer(2, 4, stochastic_sample_codes=True, sample_codebook_temp=0.7)

@@ -31,6 +31,7 @@ from helicon.quantize.rows import (
 
 GOLDEN_PRIME = 2654435761  # near 2^32 / golden ratio: its multiples, taken modulo anything smaller, are well spread
 GOLDEN_WEYL = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, as a signed integer
+RARELY = 1e-3  # how often a code that gets its even share of the rows may be taken for dead
 
 
 def _may_start_from_data(quantizer: nn.Module, _: object) -> None:
@@ -47,7 +48,8 @@ class VectorQuantizer(RowQuantizer):
     commitment_weight: weight of the mean squared distance that pulls features to their codes.
     ema_update: False lets the optimizer move the codebook, by a codebook loss of weight 1.
     kmeans_init, kmeans_iters: start from k-means of the first batch in training.
-    threshold_ema_dead_code: a code whose average count per step falls below this moves onto a row of the batch.
+    threshold_ema_dead_code: a code whose average count per step falls below this moves onto a row of the batch; below less,
+        where a batch has so few rows that codes of an even share would fall below it (`_dead_below`).
     use_cosine_sim: rows and codes are unit vectors.
     rotation_trick: gradients pass by rotation instead of straight through.
     stochastic_sample_codes, sample_codebook_temp: in training, sample codes by softmax(-distance / temperature).
@@ -203,18 +205,31 @@ class VectorQuantizer(RowQuantizer):
         self.draws.add_(is_due.long())
         self.initialised.logical_or_(is_due)
 
+    def _dead_below(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """The average count below which a code is dead, and the one it starts again with.
+
+        That is the threshold, unless steps have few rows for each code (m on average). A code of that share, with rows at random,
+        has an average count below (1 - decay) (1 + 0.7 m / (1 - decay)) p^((1 - decay) / m) with a probability of about p (the
+        lower tail of shot noise, for small m). A higher threshold would move codes that are in use, in turn and for ever.
+        What the smoothing (`eps`) has drawn to the origin is dead all the same.
+        """
+        rate, mean = 1 - self.decay, self.cluster_size.mean()
+        chance = RARELY ** (rate / mean)
+        dead = ((rate + 0.7 * mean) * chance).clamp(min=self.eps, max=self.threshold_ema_dead_code)
+        return dead, torch.maximum(dead, mean.clamp(max=self.threshold_ema_dead_code))
+
     def _revive(self, rows: Float[Tensor, "r c"], keep: Bool[Tensor, " r"]) -> None:
-        is_dead = self.cluster_size < self.threshold_ema_dead_code
+        dead_below, size = self._dead_below()
+        is_dead = self.cluster_size < dead_below
         place = is_dead.long().cumsum(0) - 1
         drawn, num_rows = self._draw_rows(rows, keep, place.clamp(min=0))
         is_moved = is_dead & (
             place < num_rows
         )  # with fewer rows than dead codes the rest wait, or there would be twins
         self.codebook.copy_(where_rows(~is_moved, self.codebook, 0.0) + where_rows(is_moved, drawn, 0.0))
-        self.cluster_size.copy_(torch.where(is_moved, float(self.threshold_ema_dead_code), self.cluster_size))
+        self.cluster_size.copy_(torch.where(is_moved, size, self.cluster_size))
         if self.ema_update:
-            moved_sum = drawn * self.threshold_ema_dead_code
-            self.cluster_sum.copy_(torch.where(is_moved[:, None], moved_sum, self.cluster_sum))
+            self.cluster_sum.copy_(torch.where(is_moved[:, None], drawn * size, self.cluster_sum))
         self.draws.add_((num_rows > 0).long())
 
     def _draw_rows(
