@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helicon.models.soundstream.layers import DenoiseFilm, LocalAttention, Snake, SqueezeExcite
 
@@ -82,3 +85,31 @@ def test_local_attention_in_chunks(window_size):
     x, state = torch.randn(2, 30, 12), {}
     parts = [layer(part, state) for part in x.split((1, 1, 3, 20, 4, 1), dim=1)]  # one greater than the cache
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), atol=1e-5, rtol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor holds that is made inside."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        tensors = [x for x in (out if isinstance(out, tuple | list) else (out,)) if isinstance(x, torch.Tensor)]
+        self.count = max(self.count, *(x.numel() for x in tensors), 0)
+        return out
+
+
+def test_local_attention_takes_memory_in_proportion_to_the_length():
+    """Half an hour of sound is 90,000 frames, whose square no machine holds; forward and backward, as with a mask."""
+    layer, largest = LocalAttention(8, window_size=4, depth=1, heads=2, dim_head=4), {}
+    for length in (401, 801):
+        x = torch.randn(1, length, 8, requires_grad=True)
+        with Largest() as made:
+            layer(x).square().sum().backward()
+        largest[length] = made.count
+    assert largest[801] < 2.1 * largest[401]
+    with_mask = x.detach().clone().requires_grad_()
+    out = layer.transformer(with_mask, bias=torch.zeros(1, 1, 801, 801))
+    out.square().sum().backward()
+    torch.testing.assert_close(layer(x), out)
+    torch.testing.assert_close(x.grad, with_mask.grad, atol=1e-4, rtol=1e-4)
