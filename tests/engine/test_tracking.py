@@ -3,9 +3,11 @@
 import io
 import json
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
+import accelerate.tracking
 import pytest
 from accelerate.tracking import GeneralTracker
 from rich.console import Console
@@ -300,6 +302,38 @@ def test_a_tracker_is_finished_also_when_training_raises() -> None:
         trainer.train(fail)
     assert (notebook.started, notebook.finished) == (1, 1)
     assert trainer.accelerator.trackers == []
+
+
+def test_trackers_asked_for_in_several_ways_are_all_told() -> None:
+    """One that holds a lock cannot be copied, as a part of the hyper-parameters say."""
+    through_accelerate, second = Notebook(), Notebook()
+    through_accelerate.lock, second.name = threading.Lock(), "second"  # type: ignore[attr-defined]
+    trainer = ToyTrainer(
+        line_task(),
+        trackers=[second],
+        accelerate_kwargs={"log_with": through_accelerate},
+        results_folder=RUN,
+        num_train_steps=2,
+    )
+    trainer.train()
+    assert [step for step, _ in through_accelerate.logged] == [step for step, _ in second.logged] == [2]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"accelerate_kwargs": {"log_with": "wandb"}},
+        {"accelerate_kwargs": {"log_with": ["wandb"]}, "use_wandb_tracking": True},
+        {"trackers": "wandb"},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*no supported trackers are currently installed")
+def test_a_tracker_that_is_not_installed_is_named_however_it_was_asked_for(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerate.tracking, "get_available_trackers", lambda: [])
+    with pytest.raises(ValueError, match=r"not all of the trackers asked for \(wandb\) are installed"):
+        ToyTrainer(line_task(), results_folder=RUN, **asked)
 
 
 def test_a_second_training_starts_its_trackers_again() -> None:

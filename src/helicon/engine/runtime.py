@@ -218,18 +218,31 @@ def _accelerator(options: TrainerOptions) -> Accelerator:
     handlers = list(kwargs.pop("kwargs_handlers", None) or [])
     if not any(isinstance(handler, InitProcessGroupKwargs) for handler in handlers):
         handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=options.init_process_group_timeout_seconds)))
-    trackers = [*options.trackers, *(["wandb"] if options.use_wandb_tracking else [])]
+    trackers = _trackers(options, kwargs.pop("log_with", None))
     if trackers:
         kwargs["log_with"] = trackers
     if not torch.accelerator.is_available():
         kwargs["cpu"] = True
     accelerator = Accelerator(kwargs_handlers=handlers, **kwargs)
-    if len(accelerator.log_with) < len(trackers):  # Accelerate leaves out what is not installed
+    if (
+        len(accelerator.log_with) < len(trackers) and "all" not in trackers
+    ):  # Accelerate leaves out what is not installed
         names = ", ".join(str(getattr(tracker, "name", tracker)) for tracker in trackers)
         raise ValueError(
             f"not all of the trackers asked for ({names}) are installed: pip install the missing one, or leave it out"
         )
     return accelerator
+
+
+def _trackers(options: TrainerOptions, more: Any) -> list[Any]:
+    """The trackers asked for in each of the three ways, each once: by the two options, and to Accelerate itself."""
+    found: list[Any] = []
+    for asked in (options.trackers, more, "wandb" if options.use_wandb_tracking else None):
+        for tracker in asked if isinstance(asked, (list, tuple)) else [asked]:
+            tracker = getattr(tracker, "value", tracker)  # Accelerate's own enumeration of names
+            if tracker is not None and tracker not in found:
+                found.append(tracker)
+    return found
 
 
 def _refuse_settings_of_another_loop(options: TrainerOptions) -> None:

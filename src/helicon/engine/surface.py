@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Any, Self
 
 import torch
@@ -89,6 +89,8 @@ class Surface:
         return self.task.model
 
     def _hyper_parameters(self) -> dict[str, Any]:
+        # (Not `asdict`, which copies what stands in the values, and a tracker of the user's own may hold a lock.)
+        names = (entry.name for entry in fields(self.options) if entry.name not in ("accelerator", "trackers"))
         return plain_hyper_parameters(
-            {**self.task.model.arguments, **asdict(replace(self.options, accelerator=None, trackers=()))}
+            {**self.task.model.arguments, **{name: getattr(self.options, name) for name in names}}
         )
