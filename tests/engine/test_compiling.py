@@ -135,3 +135,32 @@ def test_compiled_networks_learn_from_batches_of_any_length(tmp_path: Path) -> N
         [sys.executable, "-c", LENGTHS_VARY], env=nothing_compiled, capture_output=True, text=True, timeout=500
     )
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+NULL_KEYS = """
+import torch
+from einops import repeat
+from torch import nn
+from helicon.engine.compiling import compile_in_place
+
+class Keys(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.null = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return repeat(x, "d -> n d", n=2) + repeat(self.null, "d -> n d", n=2)
+
+network = Keys()
+compile_in_place(network)
+network(torch.zeros(3))
+torch._dynamo.config.error_on_recompile = True
+network(torch.zeros(3))
+assert network._compiled_call_impl is not None, "compiled again, for nothing new"
+"""
+
+
+def test_a_network_that_rearranges_its_parameters_is_compiled_once() -> None:
+    """In a process of its own, where einops has met nothing yet."""
+    run = subprocess.run([sys.executable, "-c", NULL_KEYS], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]

@@ -4,6 +4,7 @@ import logging
 import warnings
 from typing import Any
 
+import einops
 from torch import nn
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ def compile_in_place(module: nn.Module) -> None:
     if hasattr(ShapeEnv, "evaluate_symexpr") and hasattr(ShapeEnv, "deserialize_symexpr"):
         ShapeEnv.evaluate_symexpr = ShapeEnv.deserialize_symexpr  # type: ignore[method-assign,assignment]
     torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
+    # Compiled code is for the kinds of tensors that einops has met so far, and a kind that it meets later costs a second compilation.
+    for kind in (torch.zeros(1), nn.Parameter(torch.zeros(1))):
+        einops.rearrange(kind, "one -> one 1")
     # Helicon computes in float32 where it says float32.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
     module.compile()
