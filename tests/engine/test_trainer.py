@@ -76,6 +76,18 @@ def test_two_processes_do_not_train_in_one_folder() -> None:
     other.train()
 
 
+def test_of_two_trainers_made_for_one_folder_the_second_does_not_overwrite_the_first() -> None:
+    """Neither had written anything when the other was made."""
+    first, second = (ToyTrainer(line_task(), num_train_steps=2) for _ in range(2))
+    first.train()
+    before = Path("runs/toy/metrics.jsonl").read_bytes(), read_manifest(checkpoints(Path("runs/toy"))[0])
+    for begin in (second.train, second.train_step):
+        with pytest.raises(FileExistsError, match=r"another trainer has trained in runs/toy .* its own results_folder"):
+            begin()
+    assert (Path("runs/toy/metrics.jsonl").read_bytes(), read_manifest(checkpoints(Path("runs/toy"))[0])) == before
+    first.train()  # which may go on, for what is there is its own
+
+
 def test_a_folder_that_is_a_link_is_cleared_and_stays_one() -> None:
     Path("elsewhere").mkdir()
     Path("run").symlink_to("elsewhere")

@@ -81,6 +81,15 @@ def claim_folder(folder: Path, runtime: Runtime, resume: bool, clear: bool) -> N
     runtime.wait()
 
 
+def check_still_ours(trainer: "Trainer") -> None:
+    """Raises where another trainer, made while the folder was empty as well, has trained there before this one begins."""
+    has_begun = trainer.step > 0 or trainer._saved_step is not None
+    if trainer.is_main and not has_begun and checkpoint.checkpoints(trainer.results_folder):
+        raise FileExistsError(
+            f"another trainer has trained in {trainer.results_folder} since this one was made: give each its own results_folder"
+        )
+
+
 def _clear(folder: Path) -> None:
     """Deletes what is in a folder, not the folder: it may be a link, or where a disk is mounted."""
     for path in folder.iterdir():

@@ -169,6 +169,7 @@ class Trainer(Surface):
     def train_step(self) -> Logs:
         """One optimizer step, and what is due after it. Returns named 0-d tensors (on the device: reading one waits)."""
         if not self._inside_session and self.step == self._started_at:
+            state.check_still_ours(self)
             self.reporter.take_back(self.step)
         with nullcontext() if self._inside_session else self._mode(True):
             micro = self._next_batches() if self._ahead is None else self._ahead
@@ -501,6 +502,7 @@ class Trainer(Surface):
         handlers = {}
         with locked(self.results_folder) if self.is_main else nullcontext():
             try:
+                state.check_still_ours(self)
                 self.reporter.start(self.step)
                 self.trackers.start(self.name, self._hyper_parameters())
                 if threading.current_thread() is threading.main_thread():
