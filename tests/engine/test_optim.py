@@ -206,7 +206,7 @@ def test_every_optimizer_really_minimises(name: str) -> None:
 
 
 def test_keywords_an_optimizer_lacks_are_not_swallowed() -> None:
-    with pytest.raises(TypeError, match="epsilon"):
+    with pytest.raises(ValueError, match=r"optimizer_kwargs=\{'epsilon': 0.001\} will not do: .*epsilon"):
         NetworkOptimizer(small(), OptimizerSettings(optimizer_kwargs={"epsilon": 1e-3}), 1)
 
 

@@ -99,6 +99,10 @@ def test_what_has_no_default_must_be_given(left_out: str) -> None:
         ("mixed_precision", "fp32"),
         ("compile", "yes"),
         ("optimizer", "sgd"),
+        ("save_results_every", None),
+        ("save_model_every", None),
+        ("num_train_steps", None),
+        ("lr", "1e-4"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name_and_value(
@@ -111,7 +115,15 @@ def test_a_value_out_of_range_is_refused_by_name_and_value(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("val_num_batches", None), ("max_grad_norm", None), ("keep_last", 0), ("num_train_steps", 0), ("compile", False)],
+    [
+        ("val_num_batches", None),
+        ("val_every", None),
+        ("discr_lr", None),
+        ("max_grad_norm", None),
+        ("keep_last", 0),
+        ("num_train_steps", 0),
+        ("compile", False),
+    ],
 )
 def test_the_values_at_the_edge_of_a_range_are_allowed(name: str, value: Any) -> None:
     assert getattr(options(**{name: value}), name) == value

@@ -93,6 +93,17 @@ def test_what_is_no_scheduler_is_refused_by_value(scheduler: Any) -> None:
         Schedule(OptimizerSettings(scheduler=scheduler), 10)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "kwargs", "what"),
+    [("cosine", {"T_maximum": 3}, "T_maximum"), ("StepLR", {}, "step_size"), (StepLR, {"gamma": 0.5}, "step_size")],
+)
+def test_keywords_a_scheduler_lacks_or_needs_are_told_with_the_option_they_belong_to(
+    scheduler: Any, kwargs: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ValueError, match=f"scheduler_kwargs=.* will not do: .*{what}"):
+        Schedule(OptimizerSettings(scheduler=scheduler, scheduler_kwargs=kwargs), 10)
+
+
 def test_a_network_that_starts_late_warms_up_and_ends_with_the_run() -> None:
     settings = OptimizerSettings(lr=2.0, warmup_steps=2, scheduler="cosine")
     usual, late = Schedule(settings, 10), Schedule(settings, 10)

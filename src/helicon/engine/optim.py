@@ -5,6 +5,7 @@ weights nor the optimizer's state, and costs no host synchronisation to find out
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,15 @@ class OptimizerSettings:
         return cls(**settings)
 
 
+@contextmanager
+def _keywords_named(option: str, keywords: Mapping[str, Any]) -> Iterator[None]:
+    """What torch refuses of the keywords that a user passes on to it is told with the option they came from."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"{option}={dict(keywords)!r} will not do: {error}") from error
+
+
 class Schedule:
     """Learning rate at each step: linear warm-up times a scheduler.
 
@@ -83,7 +93,7 @@ class Schedule:
         if chosen is None or chosen == "constant":
             return None
         if chosen == "cosine":
-            return CosineAnnealingLR(self._carrier, **{"T_max": max(num_train_steps, 1), **kwargs})
+            chosen, kwargs = CosineAnnealingLR, {"T_max": max(num_train_steps, 1), **kwargs}
         if isinstance(chosen, str):
             chosen = getattr(torch.optim.lr_scheduler, chosen, None)
         if not (isinstance(chosen, type) and issubclass(chosen, LRScheduler)):
@@ -94,7 +104,8 @@ class Schedule:
             raise ValueError(
                 "scheduler=ReduceLROnPlateau needs a metric at each step: use 'cosine' or another schedule of the step"
             )
-        return chosen(self._carrier, **kwargs)
+        with _keywords_named("scheduler_kwargs", kwargs):
+            return chosen(self._carrier, **kwargs)
 
     @property
     def lr(self) -> float:
@@ -129,7 +140,8 @@ class NetworkOptimizer:
         self.parameters = list(self.named.values())
         self._num_train_steps = num_train_steps
         self.schedule = Schedule(settings, num_train_steps)
-        self.optimizers = _build_optimizers(network, self.named, settings)
+        with _keywords_named("optimizer_kwargs", settings.optimizer_kwargs):
+            self.optimizers = _build_optimizers(network, self.named, settings)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +49,7 @@ _AT_LEAST = {
         "max_bad_steps",
     ),
 }
+_MAY_BE_NONE = ("discr_lr", "warmup_steps", "discr_warmup_steps", "val_every", "val_num_batches")
 _CHOICES = {
     "optimizer": ("adamw", "adam", "lion", "muon"),
     "mixed_precision": ("auto", "no", "bf16", "fp16"),
@@ -127,7 +129,11 @@ class TrainerOptions:
         for least, names in _AT_LEAST.items():
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not value >= least:
+                if value is None and name in _MAY_BE_NONE:
+                    continue
+                if not isinstance(value, Real):
+                    raise ValueError(f"{name}={value!r} must be a number, at least {least}")
+                if not value >= least:
                     raise ValueError(f"{name}={value!r} must be at least {least}")
         for name, low, high in (("ema_beta", 0.0, 1.0), ("valid_frac", 0.0, 0.999)):
             if not low <= getattr(self, name) <= high:
