@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 from torch import Tensor
 
@@ -217,6 +218,15 @@ def test_counts_of_validation_batches_add_up() -> None:
     negative = int((seen[:, 0] < 0).sum())
     assert (looked["valid_items"], looked["valid_rarest"]) == (10, min(negative, 10 - negative))
     assert 0 < negative < 10
+
+
+@pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])
+def test_a_loader_that_accelerate_has_prepared_is_refused_with_the_remedy(name: str) -> None:
+    """It failed at the first checkpoint, and of several processes each learned from half of its share alone."""
+    prepared = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(Points(8), batch_size=2))
+    given = {"dataset": None} if name == "train_dataloader" else {}
+    with pytest.raises(ValueError, match=r"was prepared by Accelerate: give the DataLoader it was made from"):
+        ToyTrainer(line_task(), **given, **{name: prepared})
 
 
 def test_the_given_validation_set_is_the_one_used() -> None:

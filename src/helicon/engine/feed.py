@@ -93,6 +93,13 @@ class Feed:
         )
 
     def _foreign(self, source: Any, together: bool = False) -> ForeignLoader:
+        if type(source).__module__.startswith(
+            "accelerate."
+        ):  # it shares out batches too, and half of each share would be lost
+            raise ValueError(
+                f"this {type(source).__name__} was prepared by Accelerate: give the DataLoader it was made from, which the "
+                "trainer shares out over the processes itself"
+            )
         return ForeignLoader(
             source, grad_accum_every=self.grad_accum_every, seed=self.options.seed, **self._ranks(together)
         )
