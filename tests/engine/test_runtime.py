@@ -69,6 +69,16 @@ def test_a_seed_decides_every_generator() -> None:
     seed_everything(2**40 + 1)  # numpy takes 32 bits
 
 
+@pytest.mark.parametrize("seed", [0, -3, 1_800_000_000_000_000_000 * 1_000_003, 2**64])
+def test_a_seed_may_be_as_large_as_one_likes(seed: int) -> None:
+    seed_everything(seed)
+    first = draw()
+    seed_everything(seed + 1)
+    other = draw()
+    seed_everything(seed)
+    assert draw() == first != other
+
+
 def test_fixed_randomness_leaves_the_training_noise_untouched() -> None:
     seed_everything(1)
     before, after = draw(), draw()

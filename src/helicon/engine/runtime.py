@@ -314,7 +314,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.manual_seed(
+        seed % 2**63
+    )  # it takes no larger one, and a user's (the time in nanoseconds, say) is multiplied before
 
 
 @contextmanager
