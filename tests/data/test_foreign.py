@@ -112,6 +112,20 @@ def test_processes_share_out_the_batches(caplog: pytest.LogCaptureFixture):
     assert_same([[two[r][step][m] for m in range(2) for r in range(2)] for step in range(3)], alone)
 
 
+def test_a_stream_is_not_told_of_a_sampler_that_it_cannot_take(caplog: pytest.LogCaptureFixture):
+    """One that splits itself by rank is split twice: it was told to take a sampler instead."""
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(8)
+
+    for source in (DataLoader(Stream(), batch_size=2), Stream()):
+        caplog.clear()
+        ForeignLoader(source, rank=0, world_size=2)
+        assert "its dataset must not split itself by rank as well" in caplog.text
+        assert "DistributedSampler" not in caplog.text
+
+
 def test_a_distributed_sampler_is_left_to_itself_and_told_the_epoch(caplog: pytest.LogCaptureFixture):
     data = TensorDataset(torch.arange(12))
     epochs = []

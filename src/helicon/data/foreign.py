@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from helicon.data.loader import Position
 from helicon.data.seeds import global_seed, mix
@@ -34,11 +34,14 @@ class ForeignLoader:
         samplers = (getattr(source, "sampler", None), getattr(getattr(source, "batch_sampler", None), "sampler", None))
         self.is_sharded = world_size == 1 or any(isinstance(sampler, DistributedSampler) for sampler in samplers)
         if not self.is_sharded:
+            is_stream = isinstance(getattr(source, "dataset", source), IterableDataset)  # which takes no sampler
             logger.warning(
-                "each of the %d processes reads every batch of this %s and keeps its share: "
-                "give it a DistributedSampler to read only that",
+                "each of the %d processes reads every batch of this %s and keeps its share: %s",
                 world_size,
                 type(source).__name__,
+                "its dataset must not split itself by rank as well, or the rest of each part is never seen"
+                if is_stream
+                else "give it a DistributedSampler to read only that",
             )
         # The first batch given in training, to look at: a second pass over the source may disturb the one under way.
         self.first: Any = None

@@ -133,7 +133,7 @@ class TrainerOptions:
                     continue
                 if not isinstance(value, Real):
                     raise ValueError(f"{name}={value!r} must be a number, at least {least}")
-                if not value >= least:
+                if not float(value) >= least:
                     raise ValueError(f"{name}={value!r} must be at least {least}")
         for name, low, high in (("ema_beta", 0.0, 1.0), ("valid_frac", 0.0, 0.999)):
             if not low <= getattr(self, name) <= high:
