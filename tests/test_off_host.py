@@ -10,6 +10,7 @@ from helicon import registry
 from helicon.metrics import audio as audio_metrics
 from helicon.models.meshgpt import autoencoder as mesh_autoencoder
 from helicon.models.meshgpt import transformer as mesh_transformer
+from helicon.models.muse import maskgit
 from helicon.models.muse.generate import _Session as PictureSession
 from helicon.models.musiclm.towers import TextTransformer
 from helicon.nn.decode import _Session as TokenSession
@@ -24,6 +25,7 @@ CHECKS_ON_THE_HOST = [
     (mesh_autoencoder, "_check_values"),
     (mesh_transformer, "check_codes"),
     (TextTransformer, "check_ids"),
+    (maskgit, "check_ids"),
 ]
 STEPS = 5  # the debug recipe of the codec has its penalty, and its adversary, within so many
 BYTES = {"name": "bytes", "dim": 12, "depth": 1, "heads": 2, "dim_head": 6}

@@ -51,7 +51,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(pictures: str)
     ("mistake", "sentence"),
     [
         ("data.source=nowhere", "the data folder nowhere does not exist: name the folder of your data"),
-        ("scheduler=StepLR", "the section trainer cannot be built: StepLR"),
+        ("scheduler=StepLR", "scheduler_kwargs={} will not do: StepLR"),
         ("betas=[0.9]", "betas=[0.9] must be two numbers"),
         ("model.dim=0", "dim=0 must be at least 1"),
         ("discr_layers=7", "it needs at least 128 pixels a side and got 16 x 16"),

@@ -109,7 +109,7 @@ def test_local_attention_takes_memory_in_proportion_to_the_length():
         largest[length] = made.count
     assert largest[801] < 2.1 * largest[401]
     with_mask = x.detach().clone().requires_grad_()
-    out = layer.transformer(with_mask, bias=torch.zeros(1, 1, 801, 801))
+    out = with_mask + layer.scale * layer.transformer(with_mask, bias=torch.zeros(1, 1, 801, 801))
     out.square().sum().backward()
     torch.testing.assert_close(layer(x), out)
     torch.testing.assert_close(x.grad, with_mask.grad, atol=1e-4, rtol=1e-4)
