@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from helicon import registry
-from helicon.metrics import audio as audio_metrics
 from helicon.models.meshgpt import autoencoder as mesh_autoencoder
 from helicon.models.meshgpt import transformer as mesh_transformer
 from helicon.models.muse import maskgit
@@ -63,7 +62,6 @@ def test_a_training_step_needs_no_host(name: str, monkeypatch: pytest.MonkeyPatc
     for _ in range(STEPS):
         trainer.train_step()
     assert len(steps) == STEPS and float(trainer.bad_steps) == 0
-    assert audio_metrics._constants or name not in ("soundstream", "vocoder")
 
 
 @pytest.mark.parametrize(

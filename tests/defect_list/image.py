@@ -164,7 +164,7 @@ DEFECTS = [
                 "        raise FileExistsError(",
             ),
         ),
-        ("engine/test_trainer.py::test_a_folder_that_holds_something_is_neither_wiped_nor_asked_about",),
+        ("engine/test_results_folder.py::test_a_folder_that_holds_something_is_neither_wiped_nor_asked_about",),
     ),
     Defect(
         "D-R9",

@@ -65,9 +65,8 @@ def search(
     else:
         source = Path(data).expanduser()
         found = SoundIndex(network, index or usual_index(run, source, found.seconds), seconds)
-    heard = [
-        found.embed_sound(path) for path in sounds
-    ]  # before the collection: one that cannot be read is told at once
+    # Before the collection: one that cannot be read is told at once.
+    heard = [found.embed_sound(path) for path in sounds]
     try:
         done = found.update(source, batch_size=batch_size, num_workers=workers, progress=percent("reading"))
     except KeyboardInterrupt:

@@ -93,9 +93,8 @@ class Feed:
         )
 
     def _foreign(self, source: Any, together: bool = False) -> ForeignLoader:
-        if type(source).__module__.startswith(
-            "accelerate."
-        ):  # it shares out batches too, and half of each share would be lost
+        # It shares out batches too, and a part of each share would be lost.
+        if type(source).__module__.startswith("accelerate."):
             raise ValueError(
                 f"this {type(source).__name__} was prepared by Accelerate: give the DataLoader it was made from, which the "
                 "trainer shares out over the processes itself"

@@ -224,9 +224,8 @@ def _accelerator(options: TrainerOptions) -> Accelerator:
     if not torch.accelerator.is_available():
         kwargs["cpu"] = True
     accelerator = Accelerator(kwargs_handlers=handlers, **kwargs)
-    if (
-        len(accelerator.log_with) < len(trackers) and "all" not in trackers
-    ):  # Accelerate leaves out what is not installed
+    # Accelerate leaves out what is not installed.
+    if len(accelerator.log_with) < len(trackers) and "all" not in trackers:
         names = ", ".join(str(getattr(tracker, "name", tracker)) for tracker in trackers)
         raise ValueError(
             f"not all of the trackers asked for ({names}) are installed: pip install the missing one, or leave it out"
@@ -314,9 +313,8 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(
-        seed % 2**63
-    )  # it takes no larger one, and a user's (the time in nanoseconds, say) is multiplied before
+    # It takes no larger one, and a user's (the time in nanoseconds, say) is multiplied before.
+    torch.manual_seed(seed % 2**63)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor, nn
 
+from helicon.nn.lengths import check_lengths
+
 
 class Frozen(nn.Module):
     """Holds a model: always in evaluation mode and single precision, never optimised, weights never saved again.
@@ -113,10 +115,9 @@ def cut_by_length(
     size = inputs.shape[-1]
     if lengths is not None and lengths.shape != (len(inputs),):
         raise ValueError(f"lengths of shape {list(lengths.shape)} do not fit {len(inputs)} rows: give one for each")
+    check_lengths(None if lengths is None else lengths.cpu(), size)
     groups: dict[int, list[int]] = {}
     for row, length in enumerate([size] * len(inputs) if lengths is None else lengths.tolist()):
-        if not 0 <= length <= size:
-            raise ValueError(f"row {row} cannot have a length of {length}: the rows have {size}")
         groups.setdefault(length, []).append(row)
     if max(groups, default=0) < least:
         raise ValueError(

@@ -46,9 +46,7 @@ class Network(nn.Module, ModelHubMixin, library_name="helicon"):
     """A module with `from_pretrained`, `save_pretrained` and `push_to_hub`, whose constructor arguments are recorded."""
 
     parts: ClassVar[tuple[str, ...]] = ()  # networks among the arguments that are trained and saved with this one
-    later: ClassVar[
-        tuple[str, ...]
-    ] = ()  # tensors that networks saved by earlier versions lack: loading leaves them as they are
+    later: ClassVar[tuple[str, ...]] = ()  # tensors that earlier versions did not save: loading leaves them as they are
     unsaved_arguments: ClassVar[tuple[str, ...]] = ()  # modules a user lends (a perceptual backbone): used, never saved
 
     arguments: dict[str, Any]

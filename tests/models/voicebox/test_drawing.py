@@ -365,7 +365,7 @@ def test_what_is_padded_does_not_change_what_is_made() -> None:
             {"cond": torch.zeros(40), "lengths": 5},
             r"cond has the shape \[40\]: give waves \[b, n\], one of them as wave\[None\]",
         ),
-        ({"cond": torch.zeros(1, 40, dtype=torch.int16), "lengths": 5}, "cond is of torch.int16: .*samples / 32768"),
+        ({"cond": torch.zeros(1, 40, dtype=torch.int16), "lengths": 5}, "audio comes as int16: .*samples are / 32768"),
         ({"cond": features(1, 3) * float("nan"), "lengths": 5}, "cond has values that are infinite or not numbers"),
         (
             {"phoneme_ids": ids(3), "phoneme_durations": torch.ones(1, 3)},

@@ -84,7 +84,7 @@ class SoundIndex:
             seconds: how long clips are: by default as long as those the network was trained on, or 10 s where it does not know.
         """
         self.mulan = mulan_in(network)
-        seconds = (self.mulan.clip_seconds or CLIP_SECONDS) if seconds is None else seconds
+        seconds = (self.mulan.longest_seconds or CLIP_SECONDS) if seconds is None else seconds
         if not 0 < seconds < float("inf"):
             raise ValueError(f"seconds={seconds:g} must be more than 0: it is how long clips are")
         self.seconds = seconds

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from helicon.config import nearest
+from helicon.models.soundstream.codecs import check_floats
 from helicon.models.voicebox.model import VoiceBox, repeated
 from helicon.models.voicebox.solving import Drawn, Evaluator, Prompt, Solving, canvas
 from helicon.nn.capture import evaluating
@@ -568,8 +569,7 @@ def _check_types(cond: Shaped[Tensor, "..."] | None, durations: Shaped[Tensor, "
         raise ValueError(
             f"cond has the shape {list(cond.shape)}: give waves [b, n], one of them as wave[None], or features [b, t, d]"
         )
-    if not cond.is_floating_point():
-        raise ValueError(f"cond is of {cond.dtype}: give waves from -1 to 1 as floats (of 16 bits, samples / 32768)")
+    check_floats(cond)
 
 
 def _rows(batch_size: int, given: Mapping[str, Tensor | None]) -> int:
